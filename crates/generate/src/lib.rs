@@ -1,0 +1,1 @@
+//! Greedy decoding, drafters and the exact speculative step

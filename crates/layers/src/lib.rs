@@ -1,0 +1,1 @@
+//! Layers of the hybrid models: Gated DeltaNet, gated attention, MLP and the decoder block

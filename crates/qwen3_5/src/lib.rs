@@ -1,0 +1,1 @@
+//! The dense Qwen3.5 and Qwen3.6 family: configuration, weight names, assembly

@@ -1,0 +1,1 @@
+//! Checkpoint folders as named weights, read strictly
