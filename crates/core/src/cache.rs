@@ -92,10 +92,15 @@ pub trait Cache: Send {
     /// The state as owned, settled arrays that share no storage with the cache. It depends only on the tokens held.
     fn snapshot(&self) -> Result<Snapshot>;
 
+    /// Refuses a snapshot that [`load`](Cache::load) could not take: another kind, shape, type or setting.
+    ///
+    /// A stack asks every layer before it loads any, so `load` must take what this accepts.
+    fn fits(&self, from: &Snapshot) -> Result<()>;
+
     /// Takes on the state of a snapshot, by copy. An open checkpoint ends.
     ///
     /// # Errors
-    /// The snapshot is of another kind or shape; the cache is then unchanged.
+    /// What [`fits`](Cache::fits) says; the cache is then unchanged.
     fn load(&mut self, from: &Snapshot) -> Result<()>;
 
     /// Forgets everything: length 0, no checkpoint. Allocations may be kept.

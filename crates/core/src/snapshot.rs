@@ -163,7 +163,11 @@ impl Snapshot {
             }
         }
         if self.parts.len() != other.parts.len() {
-            return Some(format!("{} parts against {}", self.parts.len(), other.parts.len()));
+            return Some(format!(
+                "{} parts against {}",
+                self.parts.len(),
+                other.parts.len()
+            ));
         }
         self.parts
             .iter()

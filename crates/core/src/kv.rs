@@ -1,0 +1,152 @@
+//! The growing cache of keys and values.
+
+use candle_core::{Device, Tensor};
+
+use crate::blocks::Blocks;
+use crate::{
+    AttentionCache, AttentionLayout, Cache, Checkpoint, Error, Footprint, KvView, Ledger, Result, Snapshot,
+};
+
+/// Rows in a block.
+const BLOCK: usize = 256;
+pub(crate) const KEYS: &str = "keys";
+pub(crate) const VALUES: &str = "values";
+
+/// Keys and values of every token, in blocks of 256 rows that are appended to in place.
+///
+/// Appending costs the same at token 10 and at token 100,000; trimming moves nothing. Any number of tokens can be
+/// trimmed, but none below an open checkpoint. Memory grows by a block at a time and is kept by `reset`.
+#[derive(Debug)]
+pub struct KvCache {
+    blocks: Blocks,
+    ledger: Ledger,
+}
+
+impl KvCache {
+    /// An empty cache.
+    pub fn new(layout: AttentionLayout, device: &Device) -> Self {
+        Self {
+            blocks: Blocks::new(layout, device.clone(), BLOCK),
+            ledger: Ledger::new(),
+        }
+    }
+}
+
+impl Cache for KvCache {
+    fn kind(&self) -> &str {
+        "kv"
+    }
+
+    fn len(&self) -> usize {
+        self.blocks.end()
+    }
+
+    fn trimmable(&self) -> usize {
+        self.len() - self.ledger.open_at().unwrap_or(0)
+    }
+
+    fn trim(&mut self, n: usize) -> Result<()> {
+        if n > self.trimmable() {
+            return Err(Error::Trim {
+                kind: self.kind().to_owned(),
+                asked: n,
+                len: self.len(),
+                trimmable: self.trimmable(),
+            });
+        }
+        self.blocks.truncate(self.len() - n);
+        Ok(())
+    }
+
+    fn checkpoint(&mut self) -> Result<Checkpoint> {
+        self.ledger.open(self.len())
+    }
+
+    fn restore(&mut self, to: &Checkpoint) -> Result<()> {
+        self.ledger.verify(to)?;
+        self.blocks.truncate(to.len());
+        Ok(())
+    }
+
+    fn commit(&mut self, checkpoint: Checkpoint) {
+        self.ledger.close(&checkpoint);
+    }
+
+    fn snapshot(&self) -> Result<Snapshot> {
+        let snapshot = Snapshot::new(self.kind(), self.len());
+        if self.is_empty() {
+            return Ok(snapshot);
+        }
+        let (keys, values) = self.blocks.copy(0, self.len())?;
+        Ok(snapshot.with_array(KEYS, keys).with_array(VALUES, values))
+    }
+
+    fn fits(&self, from: &Snapshot) -> Result<()> {
+        from.expect_kind(self.kind())?;
+        kv_arrays(from, self.blocks.layout(), from.len()).map(|_| ())
+    }
+
+    fn load(&mut self, from: &Snapshot) -> Result<()> {
+        self.fits(from)?;
+        let rows = kv_arrays(from, self.blocks.layout(), from.len())?;
+        self.reset();
+        if let Some((keys, values)) = rows {
+            let device = self.blocks.device();
+            let (keys, values) = (keys.to_device(device)?, values.to_device(device)?);
+            self.blocks.append(&keys, &values)?;
+        }
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.blocks.restart(0);
+        self.ledger.clear();
+    }
+
+    fn footprint(&self) -> Footprint {
+        let live = self.len() * self.blocks.row_bytes();
+        Footprint {
+            live,
+            records: 0,
+            reserve: self.blocks.capacity() * self.blocks.row_bytes() - live,
+        }
+    }
+}
+
+impl AttentionCache for KvCache {
+    fn layout(&self) -> &AttentionLayout {
+        self.blocks.layout()
+    }
+
+    fn append(&mut self, keys: &Tensor, values: &Tensor) -> Result<()> {
+        self.blocks.append(keys, values)
+    }
+
+    fn view(&self) -> Result<KvView> {
+        Ok(KvView {
+            blocks: self.blocks.view(0)?,
+            window: None,
+            sink: 0,
+        })
+    }
+}
+
+/// The `keys` and `values` of a snapshot, which must have `rows` rows; none when `rows` is 0.
+pub(crate) fn kv_arrays<'a>(
+    from: &'a Snapshot,
+    layout: &AttentionLayout,
+    rows: usize,
+) -> Result<Option<(&'a Tensor, &'a Tensor)>> {
+    if rows == 0 {
+        return Ok(None);
+    }
+    let array = |name| {
+        let spec = crate::ArraySpec {
+            name,
+            shape: vec![layout.kv_heads, layout.head_dim],
+            dtype: layout.dtype,
+        };
+        from.array(&spec, Some(rows))
+    };
+    Ok(Some((array(KEYS)?, array(VALUES)?)))
+}

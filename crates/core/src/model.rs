@@ -1,0 +1,158 @@
+//! What a language model is to the rest of the library.
+
+use std::sync::Arc;
+
+use candle_core::Tensor;
+
+use crate::{Cache, CacheOptions, CacheStack, Error, Result, StackLayout};
+
+/// Which rows of a segment logits are wanted for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rows {
+    /// None: prefill up to the last chunk.
+    None,
+    /// The last row.
+    Last,
+    /// Every row.
+    All,
+}
+
+impl Rows {
+    /// How many of `tokens` rows that is.
+    pub fn count(self, tokens: usize) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Last => tokens.min(1),
+            Self::All => tokens,
+        }
+    }
+}
+
+/// One sequence's share of a call: new tokens, and the caches that hold those before them.
+#[derive(Debug)]
+pub struct Segment<'a> {
+    /// The new tokens, at least one.
+    pub tokens: &'a [u32],
+    /// The sequence's caches.
+    pub caches: &'a mut CacheStack,
+    /// Rows to give logits for.
+    pub logits: Rows,
+    /// Whether to give the final hidden rows of all tokens.
+    pub hidden: bool,
+}
+
+impl<'a> Segment<'a> {
+    /// A segment that wants the given logits and no hidden rows.
+    pub fn new(tokens: &'a [u32], caches: &'a mut CacheStack, logits: Rows) -> Self {
+        Self {
+            tokens,
+            caches,
+            logits,
+            hidden: false,
+        }
+    }
+}
+
+/// What a call gives one segment.
+#[derive(Debug, Clone)]
+pub struct SegmentOutput {
+    /// `[rows wanted, vocab_size]` in f32; absent when none were wanted.
+    pub logits: Option<Tensor>,
+    /// `[tokens, hidden_size]` after the final norm; absent when not wanted.
+    pub hidden: Option<Tensor>,
+}
+
+impl SegmentOutput {
+    /// The logits that were asked for.
+    ///
+    /// # Errors
+    /// The model gave none.
+    pub fn logits(&self) -> Result<&Tensor> {
+        self.logits
+            .as_ref()
+            .ok_or_else(|| Error::mismatch("a segment's output", "logits", "none: ask for rows"))
+    }
+}
+
+/// What a call gives: one entry a segment, in order.
+#[derive(Debug, Clone)]
+pub struct Output {
+    /// The segments' outputs.
+    pub segments: Vec<SegmentOutput>,
+}
+
+/// What is known of a model without running it.
+#[derive(Debug, Clone)]
+pub struct ModelSpec {
+    /// Family, as checkpoints name it: `qwen3_5`.
+    pub family: String,
+    /// Rows of the output head. Ids may end earlier.
+    pub vocab_size: usize,
+    /// Width of a hidden row.
+    pub hidden_size: usize,
+    /// Longest sequence, in tokens.
+    pub max_positions: usize,
+    /// Ids that end a text.
+    pub eos: Vec<u32>,
+    /// Layers' caches, the model's fingerprint and the device.
+    pub layout: Arc<StackLayout>,
+}
+
+impl ModelSpec {
+    /// Refuses a call that the model could not carry out, before anything changes.
+    ///
+    /// # Errors
+    /// An empty segment, caches of another model, a token outside the vocabulary, a sequence longer than the model takes,
+    /// or a cache that does not admit the tokens.
+    pub fn check(&self, batch: &[Segment<'_>]) -> Result<()> {
+        for segment in batch {
+            let len = segment.caches.len();
+            segment.caches.belongs_to(&self.layout)?;
+            if segment.tokens.is_empty() {
+                return Err(Error::mismatch("tokens of a segment", "at least 1", 0));
+            }
+            if len + segment.tokens.len() > self.max_positions {
+                return Err(Error::Context {
+                    len,
+                    tokens: segment.tokens.len(),
+                    max: self.max_positions,
+                });
+            }
+            for (offset, &id) in segment.tokens.iter().enumerate() {
+                if id as usize >= self.vocab_size {
+                    return Err(Error::Token {
+                        id,
+                        position: len + offset,
+                        vocab_size: self.vocab_size,
+                    });
+                }
+            }
+            segment.caches.admit(segment.tokens.len())?;
+        }
+        Ok(())
+    }
+}
+
+/// A causal language model whose state lives in caches that the caller owns.
+///
+/// # The law
+/// A token's logits, and what its caches hold after it, depend only on the model, the device and the tokens before it:
+/// never on how many tokens came in the call, which segments shared it, or how many threads ran it. Equality is of bits.
+/// An implementation that keeps this only for some groupings says for which.
+pub trait LanguageModel: Send + Sync {
+    /// What is known of it without running it.
+    fn spec(&self) -> &ModelSpec;
+
+    /// Empty caches for one sequence.
+    fn new_caches(&self, options: &CacheOptions) -> Result<CacheStack> {
+        CacheStack::standard(Arc::clone(&self.spec().layout), options)
+    }
+
+    /// Feeds each segment's tokens to its caches.
+    ///
+    /// # Errors
+    /// What [`ModelSpec::check`] refuses leaves all caches unchanged. An error in the middle, from a device or a cache
+    /// written elsewhere, leaves a stack without an open checkpoint uneven, which it says when it is used again; under a
+    /// [`Transaction`](crate::Transaction) the checkpoint comes back.
+    fn forward(&self, batch: &mut [Segment<'_>]) -> Result<Output>;
+}
