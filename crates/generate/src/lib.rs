@@ -1,1 +1,20 @@
-//! Greedy decoding, drafters and the exact speculative step
+//! Greedy decoding, drafters, and the exact speculative step.
+//!
+//! One round: checkpoint; the drafter proposes up to `k` tokens; one forward over the pending token and the proposals; the
+//! longest prefix that the target would have chosen itself is accepted, and one token is added; the rest is trimmed; commit.
+//! Only [`Cache`](recant_core::Cache) and [`LanguageModel`](recant_core::LanguageModel) are used: this crate knows no model
+//! and no concrete cache.
+//!
+//! Output equals plain decoding, bit for bit, as far as the model keeps its law
+//! ([`LanguageModel`](recant_core::LanguageModel)); the drafter changes only how fast it comes.
+#![forbid(unsafe_code)]
+
+mod decoder;
+mod drafter;
+mod error;
+mod greedy;
+
+pub use decoder::{Decoder, Finish, Generation, Limits, Phases, Round, Token};
+pub use drafter::{Drafter, ModelDrafter};
+pub use error::{Error, Result};
+pub use greedy::argmax;

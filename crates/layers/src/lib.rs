@@ -1,1 +1,44 @@
-//! Layers of the hybrid models: Gated DeltaNet, gated attention, MLP and the decoder block
+//! Layers of the hybrid models.
+//!
+//! A layer is weights and `&self`; the state of a sequence is in the [`CacheStack`](recant_core::CacheStack) that comes
+//! with it. Rows of all sequences in a call are laid end to end, `[rows, hidden_size]` in f32, for everything that works
+//! row by row; attention and the recurrence walk the sequences one by one, each over its own cache.
+//!
+//! Layers are made from tensors as checkpoints of the Hub store them; where tensors come from is not their business.
+#![forbid(unsafe_code)]
+
+mod attention;
+mod block;
+mod delta_net;
+mod mlp;
+mod norm;
+
+pub use attention::{AttentionWeights, GatedAttention};
+pub use block::{DecoderBlock, Mixer};
+pub use delta_net::{DeltaNetWeights, GatedDeltaNet};
+pub use mlp::Mlp;
+pub use norm::RmsNorm;
+
+use recant_core::{Cache, CacheStack, Segment};
+
+/// One sequence's share of a call, as a layer sees it.
+#[derive(Debug)]
+pub struct Sequence<'a> {
+    /// Rows of this sequence in the call.
+    pub rows: usize,
+    /// Position of the first of them.
+    pub position: usize,
+    /// The caches of the sequence, all layers.
+    pub caches: &'a mut CacheStack,
+}
+
+impl<'a> Sequence<'a> {
+    /// The sequence of a segment, whose caches are as long as the tokens before it.
+    pub fn of(segment: &'a mut Segment<'_>) -> Self {
+        Self {
+            rows: segment.tokens.len(),
+            position: segment.caches.len(),
+            caches: segment.caches,
+        }
+    }
+}

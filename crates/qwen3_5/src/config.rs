@@ -21,6 +21,13 @@ const MAX_HEAD_DIM: usize = 1 << 16;
 const MAX_LAYERS: usize = 1 << 12;
 const MAX_TAPS: usize = 1 << 10;
 const MAX_POSITIONS: usize = 1 << 31;
+/// Bound on the elements of one matrix. The largest published one has 2^31. Several such rows of 8 bytes an element
+/// still fit an `isize`.
+const MAX_ELEMENTS: u64 = if isize::BITS >= 64 {
+    1 << 36
+} else {
+    isize::MAX as u64 / 64
+};
 
 type Result<T> = std::result::Result<T, ConfigError>;
 
@@ -57,8 +64,7 @@ impl Tie {
 
 /// The configuration of a dense Qwen3.5 or Qwen3.6 language model, checked for coherence.
 ///
-/// Every product of sizes that names a tensor's bytes or a rows-by-width buffer of one token fits an `isize`, so shapes
-/// can be computed from it without overflow.
+/// The sizes of every tensor and of every state follow from it without overflow: a matrix has at most 2^36 elements.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Config {
@@ -166,7 +172,7 @@ impl Config {
             warnings,
         };
         config.check_coherence(text)?;
-        config.check_products()?;
+        config.check_products(text)?;
         Ok(config)
     }
 
@@ -197,37 +203,42 @@ impl Config {
     }
 
     /// Refuses sizes whose products no machine could hold, so that nobody after this has to check a multiplication.
-    fn check_products(&self) -> Result<()> {
-        let head_rows = [
+    fn check_products(&self, text: &Fields<'_>) -> Result<()> {
+        let matrices = [
             (
                 "num_attention_heads x head_dim",
-                [self.num_attention_heads, self.head_dim],
+                self.num_attention_heads,
+                self.head_dim,
             ),
             (
                 "linear_num_key_heads x linear_key_head_dim",
-                [self.linear_num_key_heads, self.linear_key_head_dim],
+                self.linear_num_key_heads,
+                self.linear_key_head_dim,
             ),
             (
                 "linear_num_value_heads x linear_value_head_dim",
-                [self.linear_num_value_heads, self.linear_value_head_dim],
+                self.linear_num_value_heads,
+                self.linear_value_head_dim,
             ),
-            ("intermediate_size", [self.intermediate_size, 1]),
-            ("vocab_size", [self.vocab_size, 1]),
+            ("intermediate_size", self.intermediate_size, 1),
+            ("vocab_size", self.vocab_size, 1),
         ];
-        // Query and key rows come twice, a state matrix is heads x key width x value width, an element has at most
-        // 8 bytes: all of that is below the factor of 64.
+        // A row meets the residual stream in a projection, a key in the state, the taps in a convolution.
         let widest = self
             .hidden_size
             .max(self.linear_key_head_dim)
             .max(self.linear_conv_kernel_dim);
-        for (what, [rows, width]) in head_rows {
-            let bytes = [rows, width, widest, 64]
-                .into_iter()
-                .try_fold(1usize, usize::checked_mul);
-            if bytes.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
+        for (what, rows, width) in matrices {
+            let elements = [width, widest]
+                .iter()
+                .fold(rows as u64, |product, &size| product.saturating_mul(size as u64));
+            if elements > MAX_ELEMENTS {
                 return Err(ConfigError::Incoherent {
-                    what: format!("{what} is {rows} x {width}, next to a width of {widest}"),
-                    expected: "expected a matrix that fits into memory".to_owned(),
+                    what: format!(
+                        "{} by a width of {widest} makes a matrix of {elements} elements",
+                        text.path(what)
+                    ),
+                    expected: format!("expected at most {MAX_ELEMENTS}, which is more than any model has"),
                 });
             }
         }

@@ -37,9 +37,11 @@ mod header;
 mod index;
 mod mapping;
 mod names;
+mod source;
 mod unique;
 mod weights;
 
 pub use error::{Error, Result};
 pub use folder::{Dtype, Folder, TensorInfo};
+pub use source::Source;
 pub use weights::{Inventory, Weights};

@@ -1,0 +1,236 @@
+//! The model: embedding, decoder layers, final norm, head.
+
+use std::sync::Arc;
+
+use recant_core::candle::Tensor;
+use recant_core::{LanguageModel, ModelSpec, Output, Result, Rows, Segment, SegmentOutput, StackLayout};
+use recant_kernels::{Backend, Linear, Rotary};
+use recant_layers::{DecoderBlock, RmsNorm, Sequence};
+use recant_weights::{Folder, Inventory, Source, Weights};
+
+use crate::assembly::{part, Assembly, Parts};
+use crate::{Config, Error, LoadOptions};
+
+/// A dense Qwen3.5 or Qwen3.6 language model.
+///
+/// Weights stay in the type they are stored in; activations, caches and logits are f32.
+#[derive(Debug)]
+pub struct Model {
+    spec: ModelSpec,
+    config: Config,
+    embed: Linear,
+    blocks: Vec<DecoderBlock>,
+    norm: RmsNorm,
+    head: Option<Linear>,
+    rotary: Rotary,
+}
+
+impl Model {
+    /// Loads a checkpoint folder. `progress` is told how many of how many bytes are read.
+    ///
+    /// # Errors
+    /// A configuration or a tensor that is missing, unknown or contradicts another: each is named.
+    pub fn load(
+        folder: &Folder,
+        options: &LoadOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> crate::Result<(Self, Inventory)> {
+        let config = Config::from_json(folder.config(), folder.generation_config())?;
+        let mut weights = Watched {
+            weights: folder.weights()?,
+            progress,
+        };
+        let model = Self::build(config, folder.fingerprint(), &mut weights, options)?;
+        let inventory = weights.weights.finish()?;
+        Ok((model, inventory))
+    }
+
+    /// Makes a model of weights from anywhere. `fingerprint` tells its caches from those of other weights.
+    ///
+    /// # Errors
+    /// A tensor that is missing or of another shape, or a device that the backend does not run on.
+    pub fn build(
+        config: Config,
+        fingerprint: &str,
+        source: &mut dyn Source,
+        options: &LoadOptions,
+    ) -> crate::Result<Self> {
+        if options.backend == Backend::Cpu && !options.device.is_cpu() {
+            return Err(Error::Device {
+                device: format!("{:?}", options.device.location()),
+            });
+        }
+        let mut assembly = Assembly {
+            config: &config,
+            options,
+            source,
+        };
+        let Parts {
+            embed,
+            blocks,
+            norm,
+            head,
+        } = assembly.parts()?;
+        let rotary =
+            Rotary::new(config.rope_theta, config.rotary_dims).map_err(|e| part("rope_parameters", e.into()))?;
+        let spec = ModelSpec {
+            family: "qwen3_5".to_owned(),
+            vocab_size: config.vocab_size,
+            hidden_size: config.hidden_size,
+            max_positions: config.max_position_embeddings,
+            eos: config.eos_token_ids.clone(),
+            layout: Arc::new(StackLayout {
+                fingerprint: fingerprint.to_owned(),
+                layers: blocks.iter().map(DecoderBlock::layout).collect(),
+                device: options.device.clone(),
+            }),
+        };
+        Ok(Self {
+            spec,
+            config,
+            embed,
+            blocks,
+            norm,
+            head,
+            rotary,
+        })
+    }
+
+    /// The configuration it was made with.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// [`forward`](LanguageModel::forward), showing the residual stream after each layer: `[rows, hidden_size]`, the rows
+    /// of all segments end to end.
+    pub fn forward_observed(
+        &self,
+        batch: &mut [Segment<'_>],
+        observe: &mut dyn FnMut(usize, &Tensor),
+    ) -> Result<Output> {
+        self.spec.check(batch)?;
+        let ids: Vec<u32> = batch.iter().flat_map(|s| s.tokens).copied().collect();
+        let wanted: Vec<Wanted> = batch.iter().map(Wanted::of).collect();
+        let mut x = self.embed.gather(&ids)?;
+        {
+            let mut sequences: Vec<Sequence<'_>> = batch.iter_mut().map(Sequence::of).collect();
+            let positions: Vec<usize> =
+                sequences.iter().flat_map(|s| s.position..s.position + s.rows).collect();
+            let rotary = self.rotary.table(&positions, &self.spec.layout.device)?;
+            for (layer, block) in self.blocks.iter().enumerate() {
+                x = block.forward(&x, layer, &rotary, &mut sequences)?;
+                observe(layer, &x);
+            }
+        }
+        self.finish(&x, &wanted)
+    }
+
+    /// Norm and head for the rows that are wanted.
+    fn finish(&self, x: &Tensor, wanted: &[Wanted]) -> Result<Output> {
+        let rows: usize = wanted.iter().map(|w| w.normed).sum();
+        if rows == 0 {
+            let nothing = SegmentOutput {
+                logits: None,
+                hidden: None,
+            };
+            return Ok(Output {
+                segments: vec![nothing; wanted.len()],
+            });
+        }
+        let normed = self.norm.forward(&tails(x, wanted.iter().map(|w| (w.tokens, w.normed)))?)?;
+        let logits = match wanted.iter().map(|w| w.logits).sum::<usize>() {
+            0 => None,
+            _ => {
+                let rows = tails(&normed, wanted.iter().map(|w| (w.normed, w.logits)))?;
+                Some(self.head.as_ref().unwrap_or(&self.embed).forward(&rows)?)
+            }
+        };
+        let (mut at_hidden, mut at_logits) = (0, 0);
+        let mut segments = Vec::with_capacity(wanted.len());
+        for w in wanted {
+            segments.push(SegmentOutput {
+                logits: match &logits {
+                    Some(logits) if w.logits > 0 => Some(logits.narrow(0, at_logits, w.logits)?),
+                    _ => None,
+                },
+                hidden: if w.hidden {
+                    Some(normed.narrow(0, at_hidden, w.normed)?)
+                } else {
+                    None
+                },
+            });
+            at_hidden += w.normed;
+            at_logits += w.logits;
+        }
+        Ok(Output { segments })
+    }
+}
+
+impl LanguageModel for Model {
+    fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    fn forward(&self, batch: &mut [Segment<'_>]) -> Result<Output> {
+        self.forward_observed(batch, &mut |_, _| {})
+    }
+}
+
+/// How many of a segment's newest rows are wanted.
+struct Wanted {
+    tokens: usize,
+    normed: usize,
+    logits: usize,
+    hidden: bool,
+}
+
+impl Wanted {
+    fn of(segment: &Segment<'_>) -> Self {
+        let tokens = segment.tokens.len();
+        let logits = segment.logits.count(tokens);
+        Self {
+            tokens,
+            normed: if segment.hidden { Rows::All.count(tokens) } else { logits },
+            logits,
+            hidden: segment.hidden,
+        }
+    }
+}
+
+/// The newest rows of each run: `runs` gives for each its rows in `x` and how many of them are taken.
+fn tails(x: &Tensor, runs: impl Iterator<Item = (usize, usize)>) -> Result<Tensor> {
+    let mut start = 0;
+    let mut taken = Vec::new();
+    for (rows, count) in runs {
+        if count > 0 {
+            taken.push(x.narrow(0, start + rows - count, count)?);
+        }
+        start += rows;
+    }
+    match taken.as_slice() {
+        [one] => Ok(one.clone()),
+        all => Ok(Tensor::cat(all, 0)?),
+    }
+}
+
+/// A checkpoint's weights, with somebody watching.
+struct Watched<'a, 'f> {
+    weights: Weights<'f>,
+    progress: &'a mut dyn FnMut(u64, u64),
+}
+
+impl Source for Watched<'_, '_> {
+    fn has(&self, name: &str) -> bool {
+        self.weights.has(name)
+    }
+
+    fn take(&mut self, name: &str, shape: &[usize]) -> recant_weights::Result<Tensor> {
+        let tensor = self.weights.take(name, shape);
+        (self.progress)(self.weights.bytes_taken(), self.weights.bytes_total());
+        tensor
+    }
+
+    fn discard(&mut self, name: &str) {
+        self.weights.discard(name);
+    }
+}
