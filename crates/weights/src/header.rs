@@ -25,8 +25,8 @@ pub(crate) struct Entry {
 /// Parses and checks the header of the safetensors file that `data` is.
 ///
 /// The format's parser checks each tensor: offsets in order, without gap or overlap, of the length that dtype and
-/// shape ask for. Lengths are compared with the file's here and not by that parser, which adds them unchecked: a
-/// header that promises close to 2^64 bytes would wrap around to the size of the file.
+/// shape ask for. Lengths are compared with the file's here and not by that parser, whose sum of them overflows on a
+/// header that promises close to 2^64 bytes, and whose message says neither length.
 pub(crate) fn parse(file: &Path, data: &[u8]) -> Result<Vec<Entry>> {
     let Some((prefix, rest)) = data.split_first_chunk::<PREFIX>() else {
         return Err(Error::header(
