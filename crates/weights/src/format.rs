@@ -20,6 +20,9 @@ const COMPANIONS: [(&str, &str); 8] = [
     (".qzeros", "GPTQ or AWQ"),
 ];
 
+/// How the names of floats below 16 bits begin.
+const SMALL_FLOATS: [&str; 3] = ["F8_", "F6_", "F4"];
+
 /// Refuses what [`Weights`](crate::Weights) cannot hand out as it is meant.
 pub(crate) fn check(folder: &Path, config: &Value, tensors: &[TensorInfo]) -> Result<()> {
     check_config(folder, config)?;
@@ -82,9 +85,7 @@ fn check_quantized(folder: &Path, text: &[&TensorInfo]) -> Result<()> {
             .find(|(end, _)| tensor.name.ends_with(end))
             .map(|(_, format)| (*format).to_owned());
         let by_dtype = match &tensor.dtype {
-            Dtype::Other(dtype)
-                if dtype.starts_with("F8") || dtype.starts_with("F4") || dtype.starts_with("F6") =>
-            {
+            Dtype::Other(dtype) if SMALL_FLOATS.iter().any(|start| dtype.starts_with(start)) => {
                 Some(dtype.clone())
             }
             _ => None,
