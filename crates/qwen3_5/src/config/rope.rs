@@ -47,7 +47,7 @@ pub(super) fn read(text: &Fields<'_>, head_dim: usize, warnings: &mut Vec<String
     // Rounded down, as `int()` does in the code that the models were trained with. The factor is at most 1, so the
     // product fits.
     let dims = (head_dim as f64 * factor) as usize;
-    if dims < 2 || dims % 2 != 0 {
+    if dims < 2 || !dims.is_multiple_of(2) {
         return Err(ConfigError::Incoherent {
             what: format!(
                 "{} is {head_dim} and partial_rotary_factor is {factor}, so {dims} dimensions are rotated",
