@@ -1,1 +1,42 @@
-//! Row-invariant CPU kernels for hybrid language models, and the same operations composed of candle ops
+//! Row-invariant CPU kernels for hybrid language models, and the same operations composed of candle ops.
+//!
+//! # The grouping law
+//! With [`Backend::Cpu`], what an operation computes for a row depends on that row and on what it reads of its own
+//! sequence; never on how many rows are in the call, which other sequences are, or how many threads run it. Equality is
+//! of bits. Each output is accumulated in one fixed order, and work is split over outputs only.
+//!
+//! # Threads
+//! Operations use the current rayon pool, the caller included. Install a pool of the size you want around a whole
+//! forward pass; a pool of one thread runs everything on it.
+//!
+//! # Instruction sets
+//! x86-64 with AVX2, FMA and F16C is found at run time; anything else runs portable code that gives the same bits.
+//! Divisions and roots are exact ones, never estimates.
+
+mod attention;
+mod composed;
+mod error;
+mod gated_delta;
+mod linear;
+mod pool;
+mod rotary;
+mod rows;
+mod simd;
+mod tensors;
+
+pub use attention::{attention, attention_inputs, AttentionInputs, AttentionSegment, AttentionShape};
+pub use error::{Error, Result};
+pub use gated_delta::{DeltaAdvance, DeltaOutput, DeltaSegment, GatedDelta, GatedDeltaShape};
+pub use linear::Linear;
+pub use rotary::{Rotary, RotaryTable};
+pub use rows::{rms_norm, swiglu};
+
+/// What runs an operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Backend {
+    /// This crate's own kernels, on CPU tensors. They keep the grouping law.
+    Cpu,
+    /// candle ops, on any device: what the kernels are held against. They do **not** promise the grouping law, since
+    /// candle picks its matrix multiplication by the number of rows.
+    Composed,
+}

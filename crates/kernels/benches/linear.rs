@@ -1,0 +1,89 @@
+//! What a block of rows costs beside one row, on weights that no cache holds, and how near one row comes to the speed of
+//! memory. Prints a table; run it with `cargo bench -p recant-kernels`.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use candle_core::{DType, Device, Tensor};
+use criterion::{criterion_group, criterion_main, BenchmarkId, Criterion, Throughput};
+use recant_kernels::{Backend, Linear};
+
+const OUT: usize = 4096;
+const IN: usize = 8192;
+const THREADS: usize = 2;
+
+fn pool() -> rayon::ThreadPool {
+    rayon::ThreadPoolBuilder::new()
+        .num_threads(THREADS)
+        .build()
+        .expect("a pool")
+}
+
+/// Bytes a second that the pool's threads read from 256 MB.
+fn memory_speed(pool: &rayon::ThreadPool) -> f64 {
+    let data = vec![1_u64; 32 << 20];
+    let read = |part: &[u64]| part.iter().fold(0_u64, |sum, x| sum.wrapping_add(*x));
+    let mut best = Duration::MAX;
+    for _ in 0..8 {
+        let start = Instant::now();
+        pool.scope(|scope| {
+            for part in data.chunks(data.len() / THREADS) {
+                scope.spawn(move |_| {
+                    black_box(read(part));
+                });
+            }
+        });
+        best = best.min(start.elapsed());
+    }
+    size_of_val(data.as_slice()) as f64 / best.as_secs_f64()
+}
+
+fn linear(c: &mut Criterion) {
+    let pool = pool();
+    let memory = memory_speed(&pool);
+    println!("memory read, {THREADS} threads: {:.1} GB/s", memory / 1e9);
+    for dtype in [DType::BF16, DType::F16, DType::F32] {
+        let weight = Tensor::randn(0_f32, 0.02, (OUT, IN), &Device::Cpu).expect("a weight");
+        let weight = weight.to_dtype(dtype).expect("a type");
+        let linear = Linear::new(Backend::Cpu, &[weight], None).expect("a layer");
+        let mut group = c.benchmark_group(format!("linear {OUT} x {IN} {dtype:?}"));
+        group
+            .sample_size(20)
+            .warm_up_time(Duration::from_millis(300))
+            .measurement_time(Duration::from_secs(1));
+        let mut one = None;
+        for rows in [1, 2, 4, 5, 6, 8, 16, 128] {
+            let x = Tensor::randn(0_f32, 1.0, (rows, IN), &Device::Cpu).expect("rows");
+            let mut best = Duration::MAX;
+            group.throughput(Throughput::Bytes(linear.bytes() as u64));
+            group.bench_function(BenchmarkId::from_parameter(rows), |b| {
+                pool.install(|| {
+                    b.iter_custom(|count| {
+                        let mut total = Duration::ZERO;
+                        for _ in 0..count {
+                            let start = Instant::now();
+                            black_box(linear.forward(&x).expect("a result"));
+                            let took = start.elapsed();
+                            best = best.min(took);
+                            total += took;
+                        }
+                        total
+                    });
+                });
+            });
+            let best = best.as_secs_f64();
+            let one = *one.get_or_insert(best);
+            println!(
+                "{dtype:?}, {rows} rows: best {:.2} ms, {:.2} times one row, {:.1} GB/s ({:.0} % of memory), {:.0} Gflop/s",
+                best * 1e3,
+                best / one,
+                linear.bytes() as f64 / best / 1e9,
+                linear.bytes() as f64 / best / memory * 100.0,
+                2.0 * (rows * OUT * IN) as f64 / best / 1e9,
+            );
+        }
+    }
+}
+
+criterion_group!(benches, linear);
+criterion_main!(benches);

@@ -1,0 +1,74 @@
+//! Folding of records, for caches.
+
+use candle_core::Tensor;
+use recant_core::{Fold, RecordSlice};
+
+use crate::pool::{self, Shared};
+use crate::simd;
+use crate::tensors::{tensor, Held};
+use crate::Result;
+
+use super::forward::{last_rows, records, rows_of, HeldRecords};
+use super::kernel::{Layer, Segment, State, Unit};
+use super::{check_fold, GatedDeltaShape, OP};
+
+/// Folds by the kernel itself, as a call of no rows.
+pub(super) struct CpuFold {
+    pub(super) shape: GatedDeltaShape,
+}
+
+impl Fold for CpuFold {
+    fn fold(&self, arrays: &[Tensor], records: &[RecordSlice]) -> recant_core::Result<Vec<Tensor>> {
+        Ok(fold(&self.shape, arrays, records)?)
+    }
+}
+
+fn fold(shape: &GatedDeltaShape, arrays: &[Tensor], slices: &[RecordSlice]) -> Result<Vec<Tensor>> {
+    check_fold(shape, arrays, slices)?;
+    let (conv, state) = (OP.hold("conv", &arrays[0])?, OP.hold("state", &arrays[1])?);
+    let held = slices.iter().map(HeldRecords::new).collect::<Result<Vec<_>>>()?;
+    let fold = records(shape, &held)?;
+
+    let mut rows = rows_of(conv.f32()?, shape.channels());
+    rows.extend(fold.iter().map(|record| record.input));
+    let conv = last_rows(shape, &rows);
+
+    let mut state = Held::f32(&state)?.to_vec();
+    let work = state.len() * (1 + fold.len());
+    let shared = Shared::new(&mut state);
+    let layer = Layer {
+        shape,
+        conv: &[],
+        a_log: &[],
+        dt_bias: &[],
+        norm: &[],
+    };
+    let segment = Segment {
+        projected: &[],
+        rows: 0,
+        history: Vec::new(),
+        fold,
+        replay: Vec::new(),
+        state: State::Write(&shared),
+        records: None,
+        mixed: Shared::new(&mut []),
+    };
+    let isa = simd::isa();
+    pool::for_each(shape.key_heads, work, &|key_head| {
+        pool::with_scratch(Unit::scratch(shape, 0), |scratch| {
+            simd::run(
+                isa,
+                Unit {
+                    layer: &layer,
+                    segment: &segment,
+                    key_head,
+                    scratch,
+                },
+            );
+        });
+    });
+    Ok(vec![
+        tensor(conv, arrays[0].dims())?,
+        tensor(state, arrays[1].dims())?,
+    ])
+}

@@ -1,0 +1,428 @@
+//! One key head of one segment, with its value heads.
+
+use crate::pool::Shared;
+use crate::rows::RmsNorm;
+use crate::simd::{self, Kernel, Simd, LANES};
+
+use super::GatedDeltaShape;
+
+/// Vectors side by side in a tile of the state.
+const WIDTH: usize = 4;
+
+/// State columns of a tile: with 128 rows it is 16 KB, and stays in the first-level cache for all tokens.
+const COLUMNS: usize = WIDTH * LANES;
+
+/// Added to the sum of squares of a query or key.
+const L2_EPS: f32 = 1e-6;
+
+/// Weights as slices, and gates as far as they do not depend on a token.
+pub(super) struct Layer<'a> {
+    pub(super) shape: &'a GatedDeltaShape,
+    /// `[conv_kernel, channels]`
+    pub(super) conv: &'a [f32],
+    pub(super) a_log: &'a [f32],
+    pub(super) dt_bias: &'a [f32],
+    pub(super) norm: &'a [f32],
+}
+
+/// One token's record.
+#[derive(Clone, Copy)]
+pub(super) struct Record<'a> {
+    /// `[key_heads, key_dim]`
+    pub(super) key: &'a [f32],
+    /// `[value_heads]`
+    pub(super) decay: &'a [f32],
+    /// `[value_heads, value_dim]`
+    pub(super) update: &'a [f32],
+    /// `[channels]`
+    pub(super) input: &'a [f32],
+}
+
+/// A state `[value_heads, key_dim, value_dim]`.
+#[derive(Clone, Copy)]
+pub(super) enum State<'a> {
+    Read(&'a [f32]),
+    Write(&'a Shared<'a, f32>),
+}
+
+/// Where records go.
+pub(super) struct Records<'a> {
+    pub(super) key: Shared<'a, f32>,
+    pub(super) decay: Shared<'a, f32>,
+    pub(super) update: Shared<'a, f32>,
+    pub(super) input: Shared<'a, f32>,
+}
+
+/// One segment.
+pub(super) struct Segment<'a> {
+    /// `[rows, projected]`
+    pub(super) projected: &'a [f32],
+    pub(super) rows: usize,
+    /// The `conv_kernel - 1` rows before the first.
+    pub(super) history: Vec<&'a [f32]>,
+    pub(super) fold: Vec<Record<'a>>,
+    pub(super) replay: Vec<Record<'a>>,
+    pub(super) state: State<'a>,
+    /// Where the records go, if the call is recorded.
+    pub(super) records: Option<Records<'a>>,
+    /// `[rows, value_heads * value_dim]`
+    pub(super) mixed: Shared<'a, f32>,
+}
+
+impl<'a> Segment<'a> {
+    /// Row `at` of history and new rows: the one that meets tap `tap` for row `row` is `row + tap`.
+    #[inline(always)]
+    fn input(&self, shape: &GatedDeltaShape, at: usize) -> &'a [f32] {
+        match self.history.get(at) {
+            Some(row) => row,
+            None => &self.projected[(at - self.history.len()) * shape.projected()..][..shape.channels()],
+        }
+    }
+}
+
+/// All of a segment that belongs to one key head.
+pub(super) struct Unit<'a> {
+    pub(super) layer: &'a Layer<'a>,
+    pub(super) segment: &'a Segment<'a>,
+    pub(super) key_head: usize,
+    /// [`Unit::scratch`] numbers.
+    pub(super) scratch: &'a mut [f32],
+}
+
+impl Unit<'_> {
+    pub(super) fn scratch(shape: &GatedDeltaShape, rows: usize) -> usize {
+        let wide = shape.value_dim.next_multiple_of(COLUMNS);
+        rows * (2 * shape.key_dim + 2 * wide + 2) + shape.key_dim * COLUMNS
+    }
+}
+
+impl Kernel for Unit<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self {
+            layer,
+            segment,
+            key_head,
+            scratch,
+        } = self;
+        let shape = layer.shape;
+        let (rows, key_dim) = (segment.rows, shape.key_dim);
+        let wide = shape.value_dim.next_multiple_of(COLUMNS);
+        let (q, scratch) = scratch.split_at_mut(rows * key_dim);
+        let (k, scratch) = scratch.split_at_mut(rows * key_dim);
+        let (v, scratch) = scratch.split_at_mut(rows * wide);
+        let (o, scratch) = scratch.split_at_mut(rows * wide);
+        let (decays, scratch) = scratch.split_at_mut(rows);
+        let (betas, tile) = scratch.split_at_mut(rows);
+        let tile = tile.as_chunks_mut::<COLUMNS>().0;
+
+        let q_channel = key_head * key_dim;
+        let k_channel = shape.keys() + q_channel;
+        convolve(s, layer, segment, q_channel, key_dim, q, key_dim);
+        convolve(s, layer, segment, k_channel, key_dim, k, key_dim);
+        for q in q.chunks_exact_mut(key_dim) {
+            l2_norm(s, q, 1.0 / (key_dim as f32).sqrt());
+        }
+        for (row, k) in k.chunks_exact_mut(key_dim).enumerate() {
+            l2_norm(s, k, 1.0);
+            if let Some(records) = &segment.records {
+                let at = row * shape.keys() + q_channel;
+                // SAFETY: one unit has this key head of this row.
+                unsafe { records.key.part(at..at + key_dim) }.copy_from_slice(k);
+                record_input(records, segment, shape, row, q_channel, key_dim);
+                record_input(records, segment, shape, row, k_channel, key_dim);
+            }
+        }
+        for head in key_head * shape.group()..(key_head + 1) * shape.group() {
+            let channel = 2 * shape.keys() + head * shape.value_dim;
+            v.fill(0.0);
+            convolve(s, layer, segment, channel, shape.value_dim, v, wide);
+            for (row, (g, b)) in decays.iter_mut().zip(betas.iter_mut()).enumerate() {
+                *g = decay(layer, segment, row, head);
+                *b = beta(layer, segment, row, head);
+                if let Some(records) = &segment.records {
+                    record_input(records, segment, shape, row, channel, shape.value_dim);
+                    let at = row * shape.value_heads + head;
+                    // SAFETY: one unit has this value head of this row.
+                    unsafe { records.decay.part(at..at + 1) }.fill(*g);
+                }
+            }
+            let mut head = Head {
+                layer,
+                segment,
+                key_head,
+                head,
+                q,
+                k,
+                v,
+                o,
+                decays,
+                betas,
+                wide,
+                tile,
+            };
+            for start in (0..shape.value_dim).step_by(COLUMNS) {
+                head.columns(s, start, COLUMNS.min(shape.value_dim - start));
+            }
+            head.finish(s);
+        }
+    }
+}
+
+/// Convolution and SiLU of `width` channels, one row of `to` after `stride` numbers.
+#[inline(always)]
+fn convolve<S: Simd>(
+    s: S,
+    layer: &Layer<'_>,
+    segment: &Segment<'_>,
+    channel: usize,
+    width: usize,
+    to: &mut [f32],
+    stride: usize,
+) {
+    let channels = layer.shape.channels();
+    for (row, to) in to.chunks_exact_mut(stride).enumerate() {
+        let to = &mut to[..width];
+        for (chunk, to) in to.chunks_mut(LANES).enumerate() {
+            let at = channel + chunk * LANES;
+            let range = at..at + to.len();
+            let mut sum = s.zero();
+            for (tap, weights) in layer.conv.chunks_exact(channels).enumerate() {
+                let x = s.load_part(&segment.input(layer.shape, row + tap)[range.clone()]);
+                sum = s.fma(s.load_part(&weights[range.clone()]), x, sum);
+            }
+            s.store_part(simd::silu(s, sum), to);
+        }
+    }
+}
+
+/// `x / sqrt(sum(x^2) + eps) * scale`
+#[inline(always)]
+fn l2_norm<S: Simd>(s: S, x: &mut [f32], scale: f32) {
+    let inverse = s.splat(1.0 / (simd::sum_of_squares(s, x) + L2_EPS).sqrt());
+    let scale = s.splat(scale);
+    for x in x.chunks_mut(LANES) {
+        s.store_part(s.mul(s.mul(s.load_part(x), inverse), scale), x);
+    }
+}
+
+/// The factor by which the state decays: `exp(-exp(a_log) softplus(a + dt_bias))`, in [0, 1].
+///
+/// In f64: there the product cannot be infinity times zero for any finite f32.
+fn decay(layer: &Layer<'_>, segment: &Segment<'_>, row: usize, head: usize) -> f32 {
+    let shape = layer.shape;
+    let a = segment.projected[(row + 1) * shape.projected() - shape.value_heads + head];
+    let x = f64::from(a + layer.dt_bias[head]).clamp(f64::from(f32::MIN), f64::from(f32::MAX));
+    let softplus = if x > 20.0 { x } else { x.exp().ln_1p() };
+    let rate = f64::from(layer.a_log[head]).exp().min(f64::MAX);
+    (-(rate * softplus)).exp() as f32
+}
+
+/// How much of the update is taken: the sigmoid of b.
+fn beta(layer: &Layer<'_>, segment: &Segment<'_>, row: usize, head: usize) -> f32 {
+    let shape = layer.shape;
+    let b = segment.projected[(row + 1) * shape.projected() - 2 * shape.value_heads + head];
+    (1.0 / (1.0 + (-f64::from(b)).exp())) as f32
+}
+
+fn record_input(
+    records: &Records<'_>,
+    segment: &Segment<'_>,
+    shape: &GatedDeltaShape,
+    row: usize,
+    channel: usize,
+    width: usize,
+) {
+    let at = row * shape.channels() + channel;
+    let from = &segment.projected[row * shape.projected() + channel..][..width];
+    // SAFETY: one unit has these channels of this row.
+    unsafe { records.input.part(at..at + width) }.copy_from_slice(from);
+}
+
+/// One value head.
+struct Head<'a> {
+    layer: &'a Layer<'a>,
+    segment: &'a Segment<'a>,
+    key_head: usize,
+    head: usize,
+    /// `[rows, key_dim]`
+    q: &'a [f32],
+    /// `[rows, key_dim]`
+    k: &'a [f32],
+    /// `[rows, wide]`, zeros after `value_dim`
+    v: &'a [f32],
+    /// `[rows, wide]`
+    o: &'a mut [f32],
+    /// `[rows]`
+    decays: &'a [f32],
+    /// `[rows]`
+    betas: &'a [f32],
+    /// `value_dim` in whole tiles.
+    wide: usize,
+    /// `[key_dim]` rows of state columns.
+    tile: &'a mut [[f32; COLUMNS]],
+}
+
+impl Head<'_> {
+    /// Runs all tokens over the state columns `start..start + width`.
+    #[inline(always)]
+    fn columns<S: Simd>(&mut self, s: S, start: usize, width: usize) {
+        let shape = self.layer.shape;
+        let (key_dim, value_dim) = (shape.key_dim, shape.value_dim);
+        let place = |i: usize| {
+            let at = (self.head * key_dim + i) * value_dim + start;
+            at..at + width
+        };
+        for (i, tile) in self.tile.iter_mut().enumerate() {
+            let from = match self.segment.state {
+                State::Read(state) => &state[place(i)],
+                // SAFETY: one unit has this value head, and it writes a row of columns only after this reading.
+                State::Write(state) => unsafe { state.part(place(i)) },
+            };
+            tile[..width].copy_from_slice(from);
+            tile[width..].fill(0.0);
+        }
+        let recorded = self.segment.records.is_some();
+        self.fold(s, &self.segment.fold, start, width);
+        if let (State::Write(state), true) = (self.segment.state, recorded) {
+            self.write_back(state, start, width);
+        }
+        self.fold(s, &self.segment.replay, start, width);
+        for row in 0..self.segment.rows {
+            let at = row * self.wide + start;
+            let (g, beta) = (self.decays[row], self.betas[row]);
+            let k = &self.k[row * key_dim..][..key_dim];
+            let q = &self.q[row * key_dim..][..key_dim];
+            let v = columns_at(self.v, at);
+            let mut u = [0.0; COLUMNS];
+            let mut o = [0.0; COLUMNS];
+            step(s, self.tile, Token { g, beta, k, q, v }, &mut u, &mut o);
+            self.o[at..at + COLUMNS].copy_from_slice(&o);
+            if let Some(records) = &self.segment.records {
+                let at = (row * shape.value_heads + self.head) * value_dim + start;
+                // SAFETY: one unit has these columns of this value head of this row.
+                unsafe { records.update.part(at..at + width) }.copy_from_slice(&u[..width]);
+            }
+        }
+        if let (State::Write(state), false) = (self.segment.state, recorded) {
+            self.write_back(state, start, width);
+        }
+    }
+
+    #[inline(always)]
+    fn fold<S: Simd>(&mut self, s: S, records: &[Record<'_>], start: usize, width: usize) {
+        let shape = self.layer.shape;
+        for record in records {
+            let mut u = [0.0; COLUMNS];
+            u[..width].copy_from_slice(&record.update[self.head * shape.value_dim + start..][..width]);
+            let k = &record.key[self.key_head * shape.key_dim..][..shape.key_dim];
+            fold(s, self.tile, record.decay[self.head], k, &u);
+        }
+    }
+
+    fn write_back(&self, state: &Shared<'_, f32>, start: usize, width: usize) {
+        let GatedDeltaShape {
+            key_dim, value_dim, ..
+        } = *self.layer.shape;
+        for (i, tile) in self.tile.iter().enumerate() {
+            let at = (self.head * key_dim + i) * value_dim + start;
+            // SAFETY: one unit has these columns of this value head.
+            unsafe { state.part(at..at + width) }.copy_from_slice(&tile[..width]);
+        }
+    }
+
+    /// Norm and gate of all tokens' outputs.
+    #[inline(always)]
+    fn finish<S: Simd>(&self, s: S) {
+        let shape = self.layer.shape;
+        let width = shape.value_dim;
+        for (row, o) in self.o.chunks_exact(self.wide).enumerate() {
+            let at = row * shape.values() + self.head * width;
+            // SAFETY: one unit has this value head of this row.
+            let y = unsafe { self.segment.mixed.part(at..at + width) };
+            RmsNorm {
+                x: &o[..width],
+                weight: self.layer.norm,
+                eps: shape.eps as f32,
+                y: &mut *y,
+            }
+            .run(s);
+            let z = &self.segment.projected[row * shape.projected() + shape.channels() + self.head * width..]
+                [..width];
+            for (y, z) in y.chunks_mut(LANES).zip(z.chunks(LANES)) {
+                s.store_part(s.mul(s.load_part(y), simd::silu(s, s.load_part(z))), y);
+            }
+        }
+    }
+}
+
+fn columns_at(x: &[f32], at: usize) -> [f32; COLUMNS] {
+    let mut columns = [0.0; COLUMNS];
+    columns.copy_from_slice(&x[at..at + COLUMNS]);
+    columns
+}
+
+/// What one token brings to a tile.
+struct Token<'a> {
+    g: f32,
+    beta: f32,
+    k: &'a [f32],
+    q: &'a [f32],
+    v: [f32; COLUMNS],
+}
+
+/// One token: decay, update, output. What it leaves in the tile, [`fold`] leaves too, bit for bit.
+#[inline(always)]
+fn step<S: Simd>(
+    s: S,
+    tile: &mut [[f32; COLUMNS]],
+    token: Token<'_>,
+    u: &mut [f32; COLUMNS],
+    o: &mut [f32; COLUMNS],
+) {
+    let Token { g, beta, k, q, v } = token;
+    let (g, beta) = (s.splat(g), s.splat(beta));
+    let mut kv = [s.zero(); WIDTH];
+    for (row, k) in tile.iter_mut().zip(k) {
+        let k = s.splat(*k);
+        for (kv, x) in kv.iter_mut().zip(row.as_chunks_mut::<LANES>().0) {
+            let decayed = s.mul(g, s.load(x));
+            s.store(decayed, x);
+            *kv = s.fma(decayed, k, *kv);
+        }
+    }
+    let mut update = [s.zero(); WIDTH];
+    let (v, _) = v.as_chunks::<LANES>();
+    for (((update, kv), v), u) in update.iter_mut().zip(kv).zip(v).zip(u.as_chunks_mut::<LANES>().0) {
+        *update = s.mul(beta, s.sub(s.load(v), kv));
+        s.store(*update, u);
+    }
+    let mut out = [s.zero(); WIDTH];
+    for ((row, k), q) in tile.iter_mut().zip(k).zip(q) {
+        let (k, q) = (s.splat(*k), s.splat(*q));
+        for ((out, update), x) in out.iter_mut().zip(update).zip(row.as_chunks_mut::<LANES>().0) {
+            let new = s.fma(k, update, s.load(x));
+            s.store(new, x);
+            *out = s.fma(new, q, *out);
+        }
+    }
+    for (out, o) in out.into_iter().zip(o.as_chunks_mut::<LANES>().0) {
+        s.store(out, o);
+    }
+}
+
+/// A token again, from its record: `S = k u^T + g S`, the product with g rounded first as in [`step`].
+#[inline(always)]
+pub(super) fn fold<S: Simd>(s: S, tile: &mut [[f32; COLUMNS]], g: f32, k: &[f32], u: &[f32; COLUMNS]) {
+    let g = s.splat(g);
+    let mut update = [s.zero(); WIDTH];
+    for (update, u) in update.iter_mut().zip(u.as_chunks::<LANES>().0) {
+        *update = s.load(u);
+    }
+    for (row, k) in tile.iter_mut().zip(k) {
+        let k = s.splat(*k);
+        for (update, x) in update.into_iter().zip(row.as_chunks_mut::<LANES>().0) {
+            s.store(s.fma(k, update, s.mul(g, s.load(x))), x);
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Work is split over outputs and handed out by a counter, in the current rayon pool.
+
+use std::cell::RefCell;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Multiply-adds, or elements moved, below which waking a second thread costs more than it saves.
+const WORTH_A_THREAD: usize = 64 * 1024;
+
+/// Runs `task` for every number below `tasks`. `work` is what all of them cost together, in multiply-adds.
+///
+/// Which thread runs a task is left open, so a task must not depend on another. The caller takes part.
+pub(crate) fn for_each(tasks: usize, work: usize, task: &(dyn Fn(usize) + Sync)) {
+    let threads = rayon::current_num_threads()
+        .min(tasks)
+        .min(1 + work / WORTH_A_THREAD);
+    if threads <= 1 {
+        (0..tasks).for_each(task);
+        return;
+    }
+    let next = AtomicUsize::new(0);
+    let drain = || loop {
+        let index = next.fetch_add(1, Ordering::Relaxed);
+        if index >= tasks {
+            break;
+        }
+        task(index);
+    };
+    rayon::scope(|scope| {
+        for _ in 1..threads {
+            scope.spawn(|_| drain());
+        }
+        drain();
+    });
+}
+
+/// Lends a task `len` numbers to work on, whatever is in them. A thread keeps its largest loan, so that a decode step
+/// does not ask the system for memory. A task must not ask twice.
+pub(crate) fn with_scratch(len: usize, task: impl FnOnce(&mut [f32])) {
+    thread_local!(static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) });
+    SCRATCH.with_borrow_mut(|scratch| {
+        if scratch.len() < len {
+            scratch.resize(len, 0.0);
+        }
+        task(&mut scratch[..len]);
+    });
+}
+
+/// A slice that several tasks write, each its own part.
+pub(crate) struct Shared<'a, T> {
+    start: *mut T,
+    len: usize,
+    of: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: it is a `&mut [T]` whose parts go to different threads; `part` makes the caller promise that they are disjoint.
+unsafe impl<T: Send> Send for Shared<'_, T> {}
+// SAFETY: as above; a shared reference gives no access but through `part`.
+unsafe impl<T: Send> Sync for Shared<'_, T> {}
+
+impl<'a, T> Shared<'a, T> {
+    pub(crate) fn new(slice: &'a mut [T]) -> Self {
+        Self {
+            start: slice.as_mut_ptr(),
+            len: slice.len(),
+            of: PhantomData,
+        }
+    }
+
+    /// # Safety
+    /// No two live parts overlap.
+    // A part borrows from the slice, not from this handle.
+    #[allow(clippy::mut_from_ref)]
+    #[inline(always)]
+    pub(crate) unsafe fn part(&self, range: Range<usize>) -> &'a mut [T] {
+        assert!(range.start <= range.end && range.end <= self.len);
+        // SAFETY: the range lies in the slice, and by the caller's promise nothing else refers to it.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
+    }
+}

@@ -1,0 +1,126 @@
+//! x86-64 with AVX2, FMA and F16C, found at run time.
+
+use std::arch::x86_64::*;
+
+use half::{bf16, f16};
+
+use super::{Kernel, Simd, LANES};
+
+/// Proof that the machine has the instructions.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx2(());
+
+impl Avx2 {
+    pub(crate) fn new() -> Option<Self> {
+        let found = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
+        found.then_some(Self(()))
+    }
+}
+
+/// Runs a kernel that was compiled for these instructions.
+pub(super) fn run<K: Kernel>(kernel: K) {
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn with_features<K: Kernel>(proof: Avx2, kernel: K) {
+        kernel.run(proof);
+    }
+    if let Some(proof) = Avx2::new() {
+        // SAFETY: `proof` says that the instructions are there.
+        unsafe { with_features(proof, kernel) }
+    }
+}
+
+/// A call of intrinsics on the strength of `self`.
+macro_rules! op {
+    ($e:expr) => {
+        // SAFETY: a value of `Avx2` exists only where the instructions do, and a pointer comes from a reference to an
+        // array of the size that is read or written; unaligned forms are used.
+        unsafe { $e }
+    };
+}
+
+impl Simd for Avx2 {
+    type F = __m256;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m256 {
+        op!(_mm256_set1_ps(x))
+    }
+
+    #[inline(always)]
+    fn load(self, from: &[f32; LANES]) -> __m256 {
+        op!(_mm256_loadu_ps(from.as_ptr()))
+    }
+
+    #[inline(always)]
+    fn store(self, x: __m256, to: &mut [f32; LANES]) {
+        op!(_mm256_storeu_ps(to.as_mut_ptr(), x))
+    }
+
+    #[inline(always)]
+    fn add(self, a: __m256, b: __m256) -> __m256 {
+        op!(_mm256_add_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn sub(self, a: __m256, b: __m256) -> __m256 {
+        op!(_mm256_sub_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn mul(self, a: __m256, b: __m256) -> __m256 {
+        op!(_mm256_mul_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn div(self, a: __m256, b: __m256) -> __m256 {
+        op!(_mm256_div_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn fma(self, a: __m256, b: __m256, c: __m256) -> __m256 {
+        op!(_mm256_fmadd_ps(a, b, c))
+    }
+
+    #[inline(always)]
+    fn max(self, a: __m256, b: __m256) -> __m256 {
+        op!(_mm256_max_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn min(self, a: __m256, b: __m256) -> __m256 {
+        op!(_mm256_min_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn pow2(self, n: __m256) -> __m256 {
+        op!({
+            let biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
+        })
+    }
+
+    #[inline(always)]
+    fn bf16(self, from: &[bf16; LANES]) -> __m256 {
+        op!({
+            let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.as_ptr().cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+        })
+    }
+
+    #[inline(always)]
+    fn f16(self, from: &[f16; LANES]) -> __m256 {
+        op!(_mm256_cvtph_ps(_mm_loadu_si128(from.as_ptr().cast())))
+    }
+
+    #[inline(always)]
+    fn bf16_by_parity(self, from: &[bf16; 2 * LANES]) -> [__m256; 2] {
+        op!({
+            let both = _mm256_loadu_si256(from.as_ptr().cast());
+            let even = _mm256_slli_epi32::<16>(both);
+            let odd = _mm256_and_si256(both, _mm256_set1_epi32(0xffff_0000_u32 as i32));
+            [_mm256_castsi256_ps(even), _mm256_castsi256_ps(odd)]
+        })
+    }
+}

@@ -1,0 +1,133 @@
+//! Eight f32 lanes behind one private interface, one file per instruction set.
+//!
+//! `portable` is always built and is the oracle: every other set gives the same bits, since each operation here is one
+//! correctly rounded IEEE operation (or exact), and a fused multiply-add is fused everywhere.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+mod math;
+mod portable;
+
+use half::{bf16, f16};
+
+/// Lanes of a vector.
+pub(crate) const LANES: usize = 8;
+
+/// An instruction set. A value exists only where its instructions do.
+pub(crate) trait Simd: Copy {
+    /// Eight f32.
+    type F: Copy;
+
+    fn splat(self, x: f32) -> Self::F;
+    fn load(self, from: &[f32; LANES]) -> Self::F;
+    fn store(self, x: Self::F, to: &mut [f32; LANES]);
+    fn add(self, a: Self::F, b: Self::F) -> Self::F;
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F;
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F;
+    fn div(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a * b + c`, rounded once.
+    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// `a` where it is greater, else `b`; so `b` where one of them is NaN.
+    fn max(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a` where it is less, else `b`; so `b` where one of them is NaN.
+    fn min(self, a: Self::F, b: Self::F) -> Self::F;
+    /// 2 to the power of whole numbers in -126..=127; anything for others.
+    fn pow2(self, n: Self::F) -> Self::F;
+    fn bf16(self, from: &[bf16; LANES]) -> Self::F;
+    fn f16(self, from: &[f16; LANES]) -> Self::F;
+    /// The elements at even places, and those at odd places: cheaper than two halves.
+    fn bf16_by_parity(self, from: &[bf16; 2 * LANES]) -> [Self::F; 2];
+
+    #[inline(always)]
+    fn zero(self) -> Self::F {
+        self.splat(0.0)
+    }
+
+    /// The lanes in one fixed tree.
+    #[inline(always)]
+    fn sum(self, x: Self::F) -> f32 {
+        let v = self.lanes(x);
+        ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]))
+    }
+
+    #[inline(always)]
+    fn lanes(self, x: Self::F) -> [f32; LANES] {
+        let mut lanes = [0.0; LANES];
+        self.store(x, &mut lanes);
+        lanes
+    }
+
+    /// Up to eight elements, zeros after them.
+    #[inline(always)]
+    fn load_part(self, from: &[f32]) -> Self::F {
+        let mut lanes = [0.0; LANES];
+        lanes[..from.len()].copy_from_slice(from);
+        self.load(&lanes)
+    }
+
+    /// As many lanes as `to` takes.
+    #[inline(always)]
+    fn store_part(self, x: Self::F, to: &mut [f32]) {
+        let lanes = self.lanes(x);
+        to.copy_from_slice(&lanes[..to.len()]);
+    }
+}
+
+/// Code written once for every instruction set. Mark `run` `#[inline(always)]`: it is compiled into [`run`]'s
+/// per-set wrapper, whose instructions it may then use.
+pub(crate) trait Kernel {
+    fn run<S: Simd>(self, s: S);
+}
+
+/// The instruction sets that this build has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Isa {
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    Portable,
+}
+
+/// The best set that this machine has. Ask once an operation, on the calling thread.
+pub(crate) fn isa() -> Isa {
+    #[cfg(test)]
+    if let Some(isa) = forced::get() {
+        return isa;
+    }
+    #[cfg(target_arch = "x86_64")]
+    if avx2::Avx2::new().is_some() {
+        return Isa::Avx2;
+    }
+    Isa::Portable
+}
+
+/// Runs a kernel with the instructions of `isa`.
+#[inline]
+pub(crate) fn run<K: Kernel>(isa: Isa, kernel: K) {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => avx2::run(kernel),
+        Isa::Portable => kernel.run(portable::Portable),
+    }
+}
+
+pub(crate) use math::{exp, sigmoid, silu, sum_of_squares};
+
+/// Lets tests run a whole operation on the portable set.
+#[cfg(test)]
+pub(crate) mod forced {
+    use super::Isa;
+    use std::cell::Cell;
+
+    thread_local!(static FORCED: Cell<Option<Isa>> = const { Cell::new(None) });
+
+    pub(super) fn get() -> Option<Isa> {
+        FORCED.get()
+    }
+
+    pub(crate) fn portable<T>(f: impl FnOnce() -> T) -> T {
+        FORCED.set(Some(Isa::Portable));
+        let out = f();
+        FORCED.set(None);
+        out
+    }
+}
