@@ -25,6 +25,6 @@ pub enum Failure {
         /// The call.
         step: String,
         /// What the implementation said.
-        source: recant_core::Error,
+        source: Box<recant_core::Error>,
     },
 }

@@ -18,11 +18,13 @@
 #![forbid(unsafe_code)]
 
 pub mod conformance;
+mod drafter;
 mod failure;
 mod model;
 mod recurrence;
 mod rng;
 
+pub use drafter::{Draft, DraftLog, DraftLogHandle, DraftRound, ScriptedDrafter};
 pub use failure::Failure;
 pub use model::{Fault, Harm, Place, ScriptedModel};
 pub use recurrence::{Recurrence, Writes};

@@ -46,19 +46,19 @@ pub(super) struct Reference {
     snapshot: Snapshot,
 }
 
+/// Outputs for a history of tokens.
+pub(super) type Known<'a> = dyn Fn(&[u32]) -> Vec<Bits> + 'a;
+
 /// Makes subjects, and knows what they must hold.
 pub(super) struct Lab<'a> {
     make: &'a dyn Fn() -> Box<dyn Subject + 'a>,
     /// Outputs for a history, where they can be told without the subject.
-    known: Option<&'a dyn Fn(&[u32]) -> Vec<Bits>>,
+    known: Option<&'a Known<'a>>,
     references: RefCell<HashMap<Vec<u32>, Rc<Reference>>>,
 }
 
 impl<'a> Lab<'a> {
-    pub(super) fn new(
-        make: &'a dyn Fn() -> Box<dyn Subject + 'a>,
-        known: Option<&'a dyn Fn(&[u32]) -> Vec<Bits>>,
-    ) -> Self {
+    pub(super) fn new(make: &'a dyn Fn() -> Box<dyn Subject + 'a>, known: Option<&'a Known<'a>>) -> Self {
         Self {
             make,
             known,
@@ -297,7 +297,7 @@ impl Sequence<'_, '_> {
         )))
     }
 
-    fn check_len(&self) -> std::result::Result<(), Failure> {
+    pub(super) fn check_len(&self) -> std::result::Result<(), Failure> {
         let (found, expected) = (self.cache().len(), self.history.len());
         if found != expected || self.cache().is_empty() != (expected == 0) {
             return Err(self.broken(format!("its length is {found}, and {expected} tokens were kept")));
@@ -330,7 +330,7 @@ impl Sequence<'_, '_> {
             law: self.law,
             scene: self.scene.clone(),
             step: step.into(),
-            source,
+            source: Box::new(source),
         }
     }
 

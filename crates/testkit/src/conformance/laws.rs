@@ -51,8 +51,9 @@ fn lengths(options: &Options) -> Vec<usize> {
 fn new_is_empty(lab: &Lab<'_>) -> Checked {
     let law = "a new cache holds no tokens";
     let new = lab.fresh(law);
+    new.check_len()?;
     let cache = new.cache();
-    if cache.len() != 0 || !cache.is_empty() || cache.trimmable() != 0 {
+    if !cache.is_empty() || cache.trimmable() != 0 {
         return Err(new.broken(format!(
             "its length is {}, and {} can be trimmed",
             cache.len(),
@@ -157,7 +158,7 @@ fn trimmed_tail(mut sequence: Sequence<'_, '_>, mode: Mode, block: usize, kept: 
     sequence.trim(drop)?;
     sequence.check_state()?;
     if let Some(checkpoint) = checkpoint {
-        if kept % 2 == 0 {
+        if kept.is_multiple_of(2) {
             sequence.commit(checkpoint)?;
             sequence.check_state()?;
         } else {

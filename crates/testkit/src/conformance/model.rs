@@ -189,7 +189,7 @@ fn done<T>(law: &'static str, step: &str, result: recant_core::Result<T>) -> Res
         law,
         scene: String::from("a model with new caches"),
         step: step.to_owned(),
-        source,
+        source: Box::new(source),
     })
 }
 
