@@ -120,19 +120,19 @@ impl Decoder {
         })
     }
 
-    /// Drafts with `drafter` from here on.
+    /// Drafts with `drafter` from here on, up to `most` tokens a round.
     ///
     /// # Errors
-    /// The drafter refuses the target, a prompt was read already, or the target's caches cannot take back a token: this is
-    /// found out here, not in the first round.
-    pub fn with_drafter(mut self, mut drafter: Box<dyn Drafter>) -> Result<Self> {
+    /// The drafter refuses the target, a prompt was read already, or the target's caches cannot take back that many tokens:
+    /// this is found out here, not in the first round.
+    pub fn with_drafter(mut self, mut drafter: Box<dyn Drafter>, most: usize) -> Result<Self> {
         if !self.tokens.is_empty() {
             return Err(Error::NotEmpty {
                 held: self.tokens.len(),
             });
         }
         drafter.attach(self.model.spec(), self.vocab)?;
-        drop(Transaction::begin(&mut self.caches)?);
+        Transaction::begin(&mut self.caches)?.cache().admit(most + 1)?;
         self.drafter = Some(drafter);
         Ok(self)
     }
@@ -252,7 +252,12 @@ impl Decoder {
         if let (Some(drafter), true) = (&mut self.drafter, draft > 0) {
             let vocab = self.model.spec().vocab_size;
             let proposed = drafter.propose(draft)?;
-            block.extend(proposed.into_iter().take(draft).take_while(|&id| (id as usize) < vocab));
+            block.extend(
+                proposed
+                    .into_iter()
+                    .take(draft)
+                    .take_while(|&id| (id as usize) < vocab),
+            );
         }
         lap(&mut time.draft);
 
@@ -349,7 +354,9 @@ impl Iterator for Generation<'_> {
             self.finish = Some(Finish::Context);
             return None;
         }
-        let round = self.decoder.round(self.limits.draft_tokens, self.left, &self.limits.eos);
+        let round = self
+            .decoder
+            .round(self.limits.draft_tokens, self.left, &self.limits.eos);
         if let Ok(round) = &round {
             self.left -= round.tokens.len();
             if round.eos {

@@ -201,7 +201,8 @@ impl Drafter for ModelDrafter {
             let kept = accepted.min(fed);
             if self.caches.trim(fed - kept).is_ok() {
                 self.behind.clear();
-                self.behind.extend(round.proposed.iter().take(accepted).skip(kept));
+                self.behind
+                    .extend(round.proposed.iter().take(accepted).skip(kept));
                 self.caches.commit(round.checkpoint);
             } else {
                 // A cache from elsewhere broke its word: go back to the checkpoint, and feed the text again.

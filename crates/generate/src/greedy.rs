@@ -7,7 +7,9 @@ use crate::{Error, Result};
 /// Index of the largest value. Equal values go to the lowest index; NaN is never chosen. `None` if all are NaN or there
 /// are none.
 pub fn argmax(values: &[f32]) -> Option<u32> {
-    let max = values.iter().fold(f32::NEG_INFINITY, |max, &v| if v > max { v } else { max });
+    let max = values
+        .iter()
+        .fold(f32::NEG_INFINITY, |max, &v| if v > max { v } else { max });
     // With a maximum of minus infinity this finds the first that is not NaN.
     values.iter().position(|&v| v == max).map(|i| i as u32)
 }
@@ -23,7 +25,11 @@ pub(crate) fn choose(logits: &Tensor, vocab: usize, position: usize) -> Result<V
         data.chunks_exact(width)
             .take(rows)
             .enumerate()
-            .map(|(i, row)| argmax(&row[..vocab]).ok_or(Error::NoNumber { position: position + i }))
+            .map(|(i, row)| {
+                argmax(&row[..vocab]).ok_or(Error::NoNumber {
+                    position: position + i,
+                })
+            })
             .collect()
     };
     {
@@ -61,14 +67,20 @@ mod tests {
 
     #[test]
     fn padding_rows_of_the_head_are_never_chosen() -> Result<()> {
-        let logits = Tensor::new(&[[0.0f32, 3.0, 9.0], [4.0, 3.0, 9.0]], &recant_core::candle::Device::Cpu)?;
+        let logits = Tensor::new(
+            &[[0.0f32, 3.0, 9.0], [4.0, 3.0, 9.0]],
+            &recant_core::candle::Device::Cpu,
+        )?;
         assert_eq!(choose(&logits, 2, 0)?, [1, 0]);
         Ok(())
     }
 
     #[test]
     fn a_row_without_a_number_is_an_error_that_names_the_position() -> Result<()> {
-        let logits = Tensor::new(&[[0.0f32, 3.0], [f32::NAN, f32::NAN]], &recant_core::candle::Device::Cpu)?;
+        let logits = Tensor::new(
+            &[[0.0f32, 3.0], [f32::NAN, f32::NAN]],
+            &recant_core::candle::Device::Cpu,
+        )?;
         let error = choose(&logits, 2, 40).err().map(|e| e.to_string());
         assert!(error.is_some_and(|e| e.contains("position 41")));
         Ok(())

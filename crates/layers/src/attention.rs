@@ -77,8 +77,14 @@ impl GatedAttention {
         sequences: &mut [Sequence<'_>],
     ) -> Result<Tensor> {
         let projected = self.inputs.forward(x)?;
-        let inputs =
-            attention_inputs(self.backend, &self.shape, &projected, &self.q_norm, &self.k_norm, rotary)?;
+        let inputs = attention_inputs(
+            self.backend,
+            &self.shape,
+            &projected,
+            &self.q_norm,
+            &self.k_norm,
+            rotary,
+        )?;
         let mut views: Vec<KvView> = Vec::with_capacity(sequences.len());
         let mut start = 0;
         for sequence in sequences.iter_mut() {
@@ -101,7 +107,13 @@ impl GatedAttention {
                 view,
             })
             .collect();
-        let mixed = attention(self.backend, &self.shape, &inputs.q, inputs.gate.as_ref(), &segments)?;
+        let mixed = attention(
+            self.backend,
+            &self.shape,
+            &inputs.q,
+            inputs.gate.as_ref(),
+            &segments,
+        )?;
         Ok(self.out.forward(&mixed)?)
     }
 }

@@ -93,7 +93,9 @@ impl GatedDeltaNet {
 fn begin(layer: usize, sequences: &mut [Sequence<'_>], segments: &mut Vec<DeltaSegment>) -> Result<()> {
     for sequence in sequences.iter_mut() {
         let cache = sequence.caches.recurrent(layer)?;
-        let step = cache.begin(sequence.rows).map_err(|e| e.in_layer(layer, cache.kind()))?;
+        let step = cache
+            .begin(sequence.rows)
+            .map_err(|e| e.in_layer(layer, cache.kind()))?;
         segments.push(DeltaSegment {
             rows: sequence.rows,
             step,

@@ -69,7 +69,9 @@ impl Assembly<'_> {
 
     fn take(&mut self, name: &str, shape: &[usize]) -> Result<Tensor> {
         let tensor = self.source.take(name, shape)?;
-        tensor.to_device(&self.options.device).map_err(|e| part(name, e.into()))
+        tensor
+            .to_device(&self.options.device)
+            .map_err(|e| part(name, e.into()))
     }
 
     fn linear(&mut self, name: &str, rows: usize, width: usize) -> Result<Linear> {
@@ -79,7 +81,8 @@ impl Assembly<'_> {
 
     fn norm(&mut self, name: &str) -> Result<RmsNorm> {
         let weight = self.take(name, &[self.config.hidden_size])?;
-        RmsNorm::zero_centred(self.options.backend, &weight, self.config.rms_norm_eps).map_err(|e| part(name, e))
+        RmsNorm::zero_centred(self.options.backend, &weight, self.config.rms_norm_eps)
+            .map_err(|e| part(name, e))
     }
 
     fn block(&mut self, layer: usize) -> Result<DecoderBlock> {

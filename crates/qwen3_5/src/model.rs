@@ -71,8 +71,8 @@ impl Model {
             norm,
             head,
         } = assembly.parts()?;
-        let rotary =
-            Rotary::new(config.rope_theta, config.rotary_dims).map_err(|e| part("rope_parameters", e.into()))?;
+        let rotary = Rotary::new(config.rope_theta, config.rotary_dims)
+            .map_err(|e| part("rope_parameters", e.into()))?;
         let spec = ModelSpec {
             family: "qwen3_5".to_owned(),
             vocab_size: config.vocab_size,
@@ -114,8 +114,10 @@ impl Model {
         let mut x = self.embed.gather(&ids)?;
         {
             let mut sequences: Vec<Sequence<'_>> = batch.iter_mut().map(Sequence::of).collect();
-            let positions: Vec<usize> =
-                sequences.iter().flat_map(|s| s.position..s.position + s.rows).collect();
+            let positions: Vec<usize> = sequences
+                .iter()
+                .flat_map(|s| s.position..s.position + s.rows)
+                .collect();
             let rotary = self.rotary.table(&positions, &self.spec.layout.device)?;
             for (layer, block) in self.blocks.iter().enumerate() {
                 x = block.forward(&x, layer, &rotary, &mut sequences)?;
@@ -137,7 +139,9 @@ impl Model {
                 segments: vec![nothing; wanted.len()],
             });
         }
-        let normed = self.norm.forward(&tails(x, wanted.iter().map(|w| (w.tokens, w.normed)))?)?;
+        let normed = self
+            .norm
+            .forward(&tails(x, wanted.iter().map(|w| (w.tokens, w.normed)))?)?;
         let logits = match wanted.iter().map(|w| w.logits).sum::<usize>() {
             0 => None,
             _ => {
@@ -190,7 +194,11 @@ impl Wanted {
         let logits = segment.logits.count(tokens);
         Self {
             tokens,
-            normed: if segment.hidden { Rows::All.count(tokens) } else { logits },
+            normed: if segment.hidden {
+                Rows::All.count(tokens)
+            } else {
+                logits
+            },
             logits,
             hidden: segment.hidden,
         }

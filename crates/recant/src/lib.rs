@@ -1,1 +1,44 @@
-//! Exact speculative decoding for Qwen3.5, Qwen3.6 and Qwen3-Next hybrid language models, on candle
+//! Exact speculative decoding for the Qwen3.5, Qwen3.6 and Qwen3-Next hybrid language models, on candle.
+//!
+//! A draft is checked by the target in one pass, and what the target rejects is taken back out of every cache, the
+//! recurrent state included, as though it had never been fed. Output is bit for bit that of plain decoding.
+//!
+//! [`load`] reads a checkpoint folder, [`Loaded::session`] prepares a [`Session`], and [`Session::generate`] streams
+//! [`Event`]s.
+//!
+//! ```no_run
+//! let target = recant::load("Qwen3.5-9B")?;
+//! let draft = recant::load("Qwen3.5-0.8B")?;
+//! let mut session = target.session().draft(&draft).draft_tokens(4).build()?;
+//! session.start("def fibonacci(n):")?;
+//! for event in session.generate(200) {
+//!     print!("{}", event?.text());
+//! }
+//! println!("\n{:?}", session.stats());
+//! # Ok::<(), recant::Error>(())
+//! ```
+//!
+//! Caches of one's own are handed to a session by [`SessionBuilder::caches`]; the traits they implement are in [`core`].
+//! candle and tokenizers are re-exported, since their types are in this API: their minor versions are part of this
+//! crate's.
+#![forbid(unsafe_code)]
+
+mod error;
+mod loaded;
+mod session;
+mod text;
+mod threads;
+
+pub use recant_core as core;
+pub use recant_core::candle;
+pub use recant_generate as generate;
+pub use tokenizers;
+
+pub use error::{Error, Result};
+pub use loaded::{load, load_with, Loaded};
+pub use recant_core::CacheOptions;
+pub use recant_generate::{Finish, Phases, Round, Token};
+pub use recant_qwen3_5::{Backend, LoadOptions};
+pub use session::{Event, Run, Session, SessionBuilder, Stats};
+pub use text::Text;
+pub use threads::Threads;

@@ -1,0 +1,77 @@
+//! What can go wrong between a folder and its text.
+
+use std::path::PathBuf;
+
+/// The result of this crate's operations.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// An error of loading, of a session or of generation.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A checkpoint folder cannot be read.
+    #[error(transparent)]
+    Weights(#[from] recant_weights::Error),
+
+    /// A model cannot be made of a checkpoint.
+    #[error("{}: {source}", folder.display())]
+    Model {
+        /// The checkpoint folder.
+        folder: PathBuf,
+        /// What is wrong with it.
+        source: Box<recant_qwen3_5::Error>,
+    },
+
+    /// A model family that this library does not run.
+    #[error("{}: model_type is {found}; supported are {supported}", folder.display())]
+    Unsupported {
+        /// The checkpoint folder.
+        folder: PathBuf,
+        /// What its `config.json` says.
+        found: String,
+        /// What it could say.
+        supported: String,
+    },
+
+    /// The tokenizer cannot be read, or refuses a text.
+    #[error("tokenizer {}: {reason}", path.display())]
+    Tokenizer {
+        /// Its file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+
+    /// A draft model writes other texts for the same ids.
+    #[error(
+        "the draft model's vocabulary differs from the target's: id {id} is {draft} in the draft and {target} in the target; \
+         use a draft model of the same tokenizer"
+    )]
+    Vocabulary {
+        /// The first id that differs.
+        id: u32,
+        /// Its text in the draft's tokenizer.
+        draft: String,
+        /// Its text in the target's tokenizer.
+        target: String,
+    },
+
+    /// Generation failed. The text so far and its caches are in step.
+    #[error(transparent)]
+    Generate(#[from] recant_generate::Error),
+
+    /// The threads could not be started.
+    #[error("cannot start {threads} threads: {reason}")]
+    Threads {
+        /// How many were asked for.
+        threads: usize,
+        /// What the system said.
+        reason: String,
+    },
+}
+
+impl From<recant_core::Error> for Error {
+    fn from(error: recant_core::Error) -> Self {
+        Self::Generate(error.into())
+    }
+}

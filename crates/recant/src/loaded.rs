@@ -1,0 +1,140 @@
+//! Any supported checkpoint, from its folder.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use recant_core::LanguageModel;
+use recant_qwen3_5::LoadOptions;
+use recant_weights::Folder;
+use serde_json::Value;
+
+use crate::{Error, Result, SessionBuilder, Text};
+
+/// Model types that [`load`] takes.
+const SUPPORTED: [&str; 2] = ["qwen3_5", "qwen3_5_text"];
+
+/// A model and what belongs to it. Clones share the weights.
+#[derive(Clone)]
+pub struct Loaded {
+    model: Arc<dyn LanguageModel>,
+    text: Arc<Text>,
+    eos: Vec<u32>,
+    notes: Vec<String>,
+    path: PathBuf,
+}
+
+/// Loads a checkpoint folder in the layout of the Hub: own kernels, on the CPU.
+///
+/// # Errors
+/// Whatever is missing, unknown or contradicts itself in the folder is named.
+///
+/// ```no_run
+/// let target = recant::load("Qwen3.5-0.8B")?;
+/// let mut session = target.session().build()?;
+/// session.start("def fibonacci(n):")?;
+/// for event in session.generate(64) {
+///     print!("{}", event?.text());
+/// }
+/// # Ok::<(), recant::Error>(())
+/// ```
+pub fn load(path: impl AsRef<Path>) -> Result<Loaded> {
+    load_with(path, &LoadOptions::default(), &mut |_, _| {})
+}
+
+/// [`load`] with a choice of backend and device. `progress` is told how many of how many bytes are read.
+pub fn load_with(
+    path: impl AsRef<Path>,
+    options: &LoadOptions,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Loaded> {
+    let folder = Folder::open(&path)?;
+    let found = &folder.config()["model_type"];
+    if !found.as_str().is_some_and(|found| SUPPORTED.contains(&found)) {
+        return Err(Error::Unsupported {
+            folder: folder.path().to_owned(),
+            found: match found {
+                Value::Null => "absent".to_owned(),
+                other => other.to_string(),
+            },
+            supported: SUPPORTED.join(", "),
+        });
+    }
+    let text = Text::load(folder.tokenizer_path())?;
+    let (model, inventory) =
+        recant_qwen3_5::Model::load(&folder, options, progress).map_err(|source| Error::Model {
+            folder: folder.path().to_owned(),
+            source: Box::new(source),
+        })?;
+    let mut notes = model.config().warnings.clone();
+    for (count, what) in [
+        (inventory.vision, "the vision tower: images are not supported"),
+        (
+            inventory.mtp,
+            "the multi-token-prediction head: drafting with it is not supported yet",
+        ),
+    ] {
+        if count > 0 {
+            notes.push(format!("left alone {count} tensors of {what}"));
+        }
+    }
+    let mut eos = model.spec().eos.clone();
+    eos.extend(tokenizer_eos(&folder, &text));
+    eos.sort_unstable();
+    eos.dedup();
+    Ok(Loaded {
+        model: Arc::new(model),
+        text: Arc::new(text),
+        eos,
+        notes,
+        path: folder.path().to_owned(),
+    })
+}
+
+/// The id of the tokenizer's own end-of-text token.
+fn tokenizer_eos(folder: &Folder, text: &Text) -> Option<u32> {
+    let token = &folder.tokenizer_config()?["eos_token"];
+    let content = token.as_str().or_else(|| token["content"].as_str())?;
+    text.tokenizer().token_to_id(content)
+}
+
+impl Loaded {
+    /// The model.
+    pub fn model(&self) -> &Arc<dyn LanguageModel> {
+        &self.model
+    }
+
+    /// The tokenizer.
+    pub fn text(&self) -> &Arc<Text> {
+        &self.text
+    }
+
+    /// Ids that end a text: those of the configuration, the generation configuration and the tokenizer together.
+    pub fn eos(&self) -> &[u32] {
+        &self.eos
+    }
+
+    /// What a user should know: contradictions that a rule settled, and tensors that were left alone.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// The folder it came from.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Prepares a session of this model.
+    pub fn session(&self) -> SessionBuilder {
+        SessionBuilder::new(self.clone())
+    }
+}
+
+impl std::fmt::Debug for Loaded {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Loaded")
+            .field("path", &self.path)
+            .field("spec", self.model.spec())
+            .field("eos", &self.eos)
+            .finish_non_exhaustive()
+    }
+}

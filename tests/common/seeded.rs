@@ -1,0 +1,123 @@
+//! Models of random weights: small ones for tests, and one of a published shape for benches.
+
+use recant::candle::{DType, Device, Tensor};
+use recant::LoadOptions;
+use recant_qwen3_5::{Config, Model};
+use recant_weights::Source;
+use serde_json::{json, Value};
+
+/// The smallest model with everything in it: three linear layers and a full one, two value heads a key head.
+pub fn dense(edit: impl FnOnce(&mut Value)) -> Value {
+    let mut text = json!({
+        "model_type": "qwen3_5_text",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 4,
+        "full_attention_interval": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "linear_conv_kernel_dim": 4,
+        "vocab_size": 256,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 4096,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+        "tie_word_embeddings": false
+    });
+    edit(&mut text);
+    json!({"model_type": "qwen3_5", "text_config": text})
+}
+
+/// The shape of Qwen3.5-0.8B.
+pub fn qwen3_5_0_8b() -> Value {
+    dense(|text| {
+        for (name, value) in [
+            ("hidden_size", 1024),
+            ("intermediate_size", 3584),
+            ("num_hidden_layers", 24),
+            ("num_attention_heads", 8),
+            ("num_key_value_heads", 2),
+            ("head_dim", 256),
+            ("linear_num_key_heads", 16),
+            ("linear_num_value_heads", 16),
+            ("linear_key_head_dim", 128),
+            ("linear_value_head_dim", 128),
+            ("vocab_size", 248_320),
+            ("max_position_embeddings", 262_144),
+        ] {
+            text[name] = json!(value);
+        }
+        text["rope_parameters"]["rope_theta"] = json!(1e7);
+        text["tie_word_embeddings"] = json!(true);
+    })
+}
+
+/// A model of random weights in `dtype`.
+pub fn model(config: &Value, seed: u64, dtype: DType) -> Result<Model, Box<dyn std::error::Error>> {
+    let config = Config::from_json(config, None)?;
+    let mut source = Seeded { seed, dtype };
+    let fingerprint = format!("seeded-{seed}-{dtype:?}");
+    Ok(Model::build(config, &fingerprint, &mut source, &LoadOptions::default())?)
+}
+
+/// Random tensors, a function of seed and name. Matrices have a standard deviation that keeps activations of
+/// ordinary size; decays, biases and norms have ranges like those of trained models.
+pub struct Seeded {
+    pub seed: u64,
+    pub dtype: DType,
+}
+
+impl Seeded {
+    pub fn tensor(&self, name: &str, shape: &[usize]) -> recant::candle::Result<Tensor> {
+        let count: usize = shape.iter().product();
+        let (low, high) = if name.ends_with("A_log") {
+            (-1.0, 1.5)
+        } else if name.ends_with("dt_bias") {
+            (-2.0, 1.0)
+        } else if name.ends_with("linear_attn.norm.weight") {
+            (0.6, 1.4)
+        } else if shape.len() == 1 {
+            (-0.17, 0.17)
+        } else if name.ends_with("conv1d.weight") {
+            (-0.8, 0.8)
+        } else if name == "embed_tokens.weight" {
+            (-1.0, 1.0)
+        } else {
+            // Uniform with variance 1 / width.
+            let width = *shape.last().unwrap_or(&1) as f32;
+            let bound = (3.0 / width).sqrt();
+            (-bound, bound)
+        };
+        let mut state = name.bytes().fold(self.seed ^ 0xcbf2_9ce4_8422_2325, |h, b| {
+            (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3)
+        }) | 1;
+        let values: Vec<f32> = (0..count)
+            .map(|_| {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                low + (high - low) * ((state >> 40) as f32 / (1u64 << 24) as f32)
+            })
+            .collect();
+        Tensor::from_vec(values, shape, &Device::Cpu)?.to_dtype(self.dtype)
+    }
+}
+
+impl Source for Seeded {
+    fn has(&self, _name: &str) -> bool {
+        true
+    }
+
+    fn take(&mut self, name: &str, shape: &[usize]) -> recant_weights::Result<Tensor> {
+        self.tensor(name, shape).map_err(|source| recant_weights::Error::Tensor {
+            tensor: name.to_owned(),
+            source: source.into(),
+        })
+    }
+
+    fn discard(&mut self, _name: &str) {}
+}

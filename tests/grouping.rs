@@ -1,0 +1,195 @@
+//! The grouping law, without tolerance: logits and caches do not depend on how tokens are grouped into calls, on the
+//! number of threads, or on the sequences that share a call.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{bits, feed, load, text_ids, tiny, Result, Rng};
+use recant::core::{Cache, CacheOptions, LanguageModel, Rows, Segment, Snapshot, Window};
+use recant::Threads;
+use serde_json::json;
+
+const TOKENS: usize = 200;
+
+#[test]
+fn demo_target_keeps_the_law() -> Result<()> {
+    let model = load("demo-target")?.model().clone();
+    holds(&*model, &text_ids(TOKENS)?, &CacheOptions::default(), 6)
+}
+
+#[test]
+fn demo_draft_with_one_value_head_a_key_head_keeps_the_law() -> Result<()> {
+    let model = load("demo-draft")?.model().clone();
+    holds(&*model, &text_ids(TOKENS)?, &CacheOptions::default(), 3)
+}
+
+#[test]
+fn two_three_and_four_value_heads_a_key_head_keep_the_law() -> Result<()> {
+    for heads in [4, 6, 8] {
+        let model = tiny(|text| text["linear_num_value_heads"] = json!(heads))?;
+        holds(&*model, &random_ids(TOKENS), &CacheOptions::default(), 6)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn sizes_that_fill_no_vector_keep_the_law() -> Result<()> {
+    let model = tiny(|text| {
+        text["hidden_size"] = json!(52);
+        text["intermediate_size"] = json!(75);
+        text["head_dim"] = json!(22);
+        text["rope_parameters"]["partial_rotary_factor"] = json!(0.5);
+        text["linear_key_head_dim"] = json!(13);
+        text["linear_value_head_dim"] = json!(19);
+        text["vocab_size"] = json!(251);
+        text["tie_word_embeddings"] = json!(true);
+    })?;
+    let ids: Vec<u32> = random_ids(TOKENS).into_iter().map(|id| id % 251).collect();
+    holds(&*model, &ids, &CacheOptions::default(), 6)
+}
+
+#[test]
+fn sliding_windows_keep_the_law() -> Result<()> {
+    let model = tiny(|_| {})?;
+    for sink in [0, 2] {
+        let options = CacheOptions {
+            window: Some(Window { window: 8, sink }),
+            ..CacheOptions::default()
+        };
+        holds(&*model, &random_ids(TOKENS), &options, 6)?;
+    }
+    Ok(())
+}
+
+fn random_ids(n: usize) -> Vec<u32> {
+    let mut rng = Rng(11);
+    (0..n).map(|_| rng.below(256) as u32).collect()
+}
+
+/// Feeds `text` one token at a time on one thread, then in `partitions` random groupings, each on one and two threads,
+/// alone and with two neighbours, and compares every bit.
+fn holds(model: &dyn LanguageModel, text: &[u32], options: &CacheOptions, partitions: usize) -> Result<()> {
+    let one = Threads::new(1)?;
+    let two = Threads::new(2)?;
+    let singles = vec![1; text.len()];
+    let (logits, snapshot) = one.run(|| alone(model, text, &singles, options).map_err(|e| e.to_string()))?;
+    let mut rng = Rng(3);
+    for round in 0..partitions {
+        let pieces = rng.partition(text.len(), 64);
+        for (threads, neighbours) in [(&one, false), (&two, false), (&one, true), (&two, true)] {
+            let seed = rng.next();
+            let (got, caches) = threads.run(|| {
+                if neighbours {
+                    with_neighbours(model, text, &pieces, options, seed)
+                } else {
+                    alone(model, text, &pieces, options)
+                }
+                .map_err(|e| e.to_string())
+            })?;
+            let what = format!(
+                "partition {round} {pieces:?}, {} threads, neighbours: {neighbours}",
+                threads.count()
+            );
+            let width = logits.len() / text.len();
+            if let Some(at) = logits.iter().zip(&got).position(|(a, b)| a != b) {
+                return Err(format!("{what}: logits differ at token {} entry {}", at / width, at % width).into());
+            }
+            assert_eq!(logits.len(), got.len(), "{what}");
+            if let Some(difference) = snapshot.difference(&caches) {
+                return Err(format!("{what}: caches differ: {difference}").into());
+            }
+        }
+    }
+    Ok(())
+}
+
+type Fed = (Vec<u32>, Snapshot);
+
+fn alone(model: &dyn LanguageModel, text: &[u32], pieces: &[usize], options: &CacheOptions) -> Result<Fed> {
+    let mut caches = model.new_caches(options)?;
+    let mut logits = Vec::new();
+    let mut rest = text;
+    for &piece in pieces {
+        let (tokens, after) = rest.split_at(piece);
+        logits.extend(feed(model, &mut caches, tokens)?);
+        rest = after;
+    }
+    Ok((logits, caches.snapshot()?))
+}
+
+/// The same with a sequence before and one behind in every call, of random length and kind of output, one of them
+/// recording.
+fn with_neighbours(
+    model: &dyn LanguageModel,
+    text: &[u32],
+    pieces: &[usize],
+    options: &CacheOptions,
+    seed: u64,
+) -> Result<Fed> {
+    let mut rng = Rng(seed);
+    let vocab = model.spec().vocab_size;
+    let mut caches = model.new_caches(options)?;
+    let (mut before, mut behind) = (model.new_caches(options)?, model.new_caches(options)?);
+    let mut logits = Vec::new();
+    let mut rest = text;
+    for &piece in pieces {
+        let (tokens, after) = rest.split_at(piece);
+        let mut noise = |most: usize| -> Vec<u32> {
+            let count = 1 + rng.below(most);
+            (0..count).map(|_| rng.below(vocab) as u32).collect()
+        };
+        let (a, b) = (noise(9), noise(5));
+        let checkpoint = behind.checkpoint()?;
+        let output = model.forward(&mut [
+            Segment::new(&a, &mut before, Rows::Last),
+            Segment::new(tokens, &mut caches, Rows::All),
+            Segment::new(&b, &mut behind, Rows::None),
+        ])?;
+        behind.commit(checkpoint);
+        assert!(output.segments[2].logits.is_none());
+        assert_eq!(output.segments[0].logits()?.dims(), [1, vocab]);
+        logits.extend(bits(output.segments[1].logits()?)?);
+        rest = after;
+    }
+    Ok((logits, caches.snapshot()?))
+}
+
+#[test]
+fn a_segment_gives_the_rows_it_was_asked_for() -> Result<()> {
+    let model = tiny(|_| {})?;
+    let text = random_ids(9);
+    let mut caches = model.new_caches(&CacheOptions::default())?;
+    let all = feed(&*model, &mut caches, &text)?;
+    for (rows, want) in [(Rows::Last, &all[all.len() - 256..]), (Rows::All, &all[..])] {
+        for hidden in [false, true] {
+            let mut caches = model.new_caches(&CacheOptions::default())?;
+            let mut segment = Segment::new(&text, &mut caches, rows);
+            segment.hidden = hidden;
+            let output = model.forward(&mut [segment])?;
+            let output = &output.segments[0];
+            assert_eq!(bits(output.logits()?)?, want);
+            assert_eq!(output.hidden.as_ref().map(|h| h.dims().to_vec()), hidden.then(|| vec![9, 64]));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn c108_c112_sequences_join_at_any_length_and_stay_themselves() -> Result<()> {
+    let model: Arc<dyn LanguageModel> = tiny(|_| {})?;
+    let text = random_ids(30);
+    let (logits, snapshot) = alone(&*model, &text, &[13, 17], &CacheOptions::default())?;
+    let mut old = model.new_caches(&CacheOptions::default())?;
+    let mut fresh = model.new_caches(&CacheOptions::default())?;
+    feed(&*model, &mut old, &text[..13])?;
+    let output = model.forward(&mut [
+        Segment::new(&text[13..], &mut old, Rows::All),
+        Segment::new(&text, &mut fresh, Rows::All),
+    ])?;
+    assert_eq!(bits(output.segments[0].logits()?)?, logits[13 * 256..]);
+    assert_eq!(bits(output.segments[1].logits()?)?, logits);
+    assert_eq!(snapshot.difference(&old.snapshot()?), None);
+    assert_eq!(snapshot.difference(&fresh.snapshot()?), None);
+    Ok(())
+}
