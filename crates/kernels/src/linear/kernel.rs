@@ -4,6 +4,8 @@
 //! order by fused multiply-adds. Nothing else enters, so an output does not depend on how many rows or tiles are
 //! computed beside it: those only decide how many registers are busy and how often a weight is read.
 
+use std::ops::Range;
+
 use crate::pool::{self, Shared};
 use crate::simd::{self, Isa, Kernel, Simd, LANES};
 
@@ -18,6 +20,9 @@ const TASK: usize = 4;
 
 /// Most rows of a group: twelve accumulators, two weights and a broadcast are fifteen of sixteen registers.
 const GROUP: usize = 6;
+
+/// Bytes between the weights in use and those asked for from memory.
+const AHEAD: usize = 8192;
 
 /// Most rows whose totals a task holds at a time.
 const PANEL: usize = 48;
@@ -62,14 +67,25 @@ impl<T: Element> Kernel for Columns<'_, T> {
             let rows = x.len() / k;
             let totals = &mut totals[..rows];
             totals.fill([[0.0; TILE]; TASK]);
-            for start in (0..k).step_by(BLOCK) {
-                let end = k.min(start + BLOCK);
-                let mut weights: [&[Strip<T>]; TASK] = [&[]; TASK];
-                for (i, weights) in weights[..tiles].iter_mut().enumerate() {
-                    *weights = &w.tile(first + i)[start..end];
+            // A few rows wait for the weights, and take each tile from end to end: memory is fastest in order. Many rows
+            // wait for each other's features, and use a block of them for all tiles.
+            let together = match rows {
+                1 => 4,
+                2 => 2,
+                3..=16 => 1,
+                _ => TASK,
+            };
+            for tile in (0..tiles).step_by(together) {
+                let last = tiles.min(tile + together);
+                for start in (0..k).step_by(BLOCK) {
+                    let end = k.min(start + BLOCK);
+                    let mut weights: [&[Strip<T>]; TASK] = [&[]; TASK];
+                    for (i, weights) in weights[tile..last].iter_mut().enumerate() {
+                        *weights = &w.tile(first + tile + i)[start..end];
+                    }
+                    let block = Block { k, start, end, x };
+                    block.add(s, &weights, tile..last, totals);
                 }
-                let block = Block { k, start, end, x };
-                block.add(s, &weights[..tiles], totals);
             }
             for (i, totals) in totals.iter().enumerate() {
                 let at = (panel * PANEL + i) * w.out_features;
@@ -95,29 +111,26 @@ struct Block<'a> {
 }
 
 impl Block<'_> {
-    /// Adds the block's part of every row and tile.
+    /// Adds the block's part of every row and of the tiles in `range`.
     #[inline(always)]
-    fn add<S: Simd, T: Element>(&self, s: S, tiles: &[&[Strip<T>]], totals: &mut [[[f32; TILE]; TASK]]) {
-        // Groups of rows as even as can be: 7 are 4 and 3.
+    fn add<S: Simd, T: Element>(
+        &self,
+        s: S,
+        tiles: &[&[Strip<T>]; TASK],
+        range: Range<usize>,
+        totals: &mut [[[f32; TILE]; TASK]],
+    ) {
         let rows = totals.len();
         let groups = rows.div_ceil(GROUP);
-        let mut row = 0;
-        let most = if groups == 1 && rows <= 3 {
-            if rows == 1 {
-                4
-            } else {
-                2
-            }
-        } else {
-            1
-        };
-        let mut tile = 0;
-        while tile < tiles.len() {
-            let width = match tiles.len() - tile {
-                left if left >= most => most,
-                left if left >= 2 => most.min(2),
+        let mut tile = range.start;
+        while tile < range.end {
+            let width = match (rows, range.end - tile) {
+                (1, 4) => 4,
+                (1 | 2, 2..) => 2,
                 _ => 1,
             };
+            // As even as can be: 7 rows are 3 and 4.
+            let mut row = 0;
             for group in 0..groups {
                 let size = (rows - row) / (groups - group);
                 match (size, width) {
@@ -126,7 +139,6 @@ impl Block<'_> {
                     (1, _) => self.group::<S, T, 1, 1>(s, tiles, tile, totals, row),
                     (2, 2) => self.group::<S, T, 2, 2>(s, tiles, tile, totals, row),
                     (2, _) => self.group::<S, T, 2, 1>(s, tiles, tile, totals, row),
-                    (3, 2) => self.group::<S, T, 3, 2>(s, tiles, tile, totals, row),
                     (3, _) => self.group::<S, T, 3, 1>(s, tiles, tile, totals, row),
                     (4, _) => self.group::<S, T, 4, 1>(s, tiles, tile, totals, row),
                     (5, _) => self.group::<S, T, 5, 1>(s, tiles, tile, totals, row),
@@ -134,7 +146,6 @@ impl Block<'_> {
                 }
                 row += size;
             }
-            row = 0;
             tile += width;
         }
     }
@@ -144,7 +155,7 @@ impl Block<'_> {
     fn group<S: Simd, T: Element, const R: usize, const W: usize>(
         &self,
         s: S,
-        tiles: &[&[Strip<T>]],
+        tiles: &[&[Strip<T>]; TASK],
         tile: usize,
         totals: &mut [[[f32; TILE]; TASK]],
         row: usize,
@@ -158,7 +169,9 @@ impl Block<'_> {
             let mut weights = [[s.zero(); 2]; W];
             for (weights, tile) in weights.iter_mut().zip(tiles) {
                 // SAFETY: every tile was cut to `len` strips.
-                *weights = T::widen(s, unsafe { tile.get_unchecked(at) });
+                let strip = unsafe { tile.get_unchecked(at) };
+                s.prefetch(std::ptr::from_ref(strip).wrapping_byte_add(AHEAD));
+                *weights = T::widen(s, strip);
             }
             for (sums, x) in sums.iter_mut().zip(x) {
                 // SAFETY: every row was cut to `len` features.

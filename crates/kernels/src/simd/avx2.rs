@@ -123,4 +123,9 @@ impl Simd for Avx2 {
             [_mm256_castsi256_ps(even), _mm256_castsi256_ps(odd)]
         })
     }
+
+    #[inline(always)]
+    fn prefetch<T>(self, at: *const T) {
+        op!(_mm_prefetch::<_MM_HINT_T0>(at.cast()))
+    }
 }

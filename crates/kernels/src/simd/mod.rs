@@ -38,6 +38,12 @@ pub(crate) trait Simd: Copy {
     /// The elements at even places, and those at odd places: cheaper than two halves.
     fn bf16_by_parity(self, from: &[bf16; 2 * LANES]) -> [Self::F; 2];
 
+    /// Asks for the cache line at an address, which need not be a valid one. Only a hint.
+    #[inline(always)]
+    fn prefetch<T>(self, at: *const T) {
+        let _ = at;
+    }
+
     #[inline(always)]
     fn zero(self) -> Self::F {
         self.splat(0.0)
