@@ -9,6 +9,8 @@ use crate::{
     Result, Snapshot,
 };
 
+/// Most rows in a block.
+const MAX_BLOCK: usize = 256;
 const SINK_KEYS: &str = "sink_keys";
 const SINK_VALUES: &str = "sink_values";
 
@@ -53,16 +55,14 @@ impl RotatingKvCache {
                 0,
             ));
         }
-        let block = window
-            .window
-            .saturating_add(slack)
-            .next_power_of_two()
-            .clamp(8, 256);
+        // Bounded first: the next power of two of a very wide window would overflow.
+        let rows = window.window.saturating_add(slack).min(MAX_BLOCK);
+        let block = rows.next_power_of_two().max(8);
         Ok(Self {
             window,
             slack,
             ring: Blocks::new(layout.clone(), device.clone(), block),
-            sink: Blocks::new(layout, device.clone(), window.sink),
+            sink: Blocks::new(layout, device.clone(), window.sink.min(MAX_BLOCK)),
             ledger: Ledger::new(),
         })
     }
