@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use candle_core::{Device, Tensor};
+use candle_core::{CpuStorage, Device, Storage, Tensor};
 
 use crate::{
     Cache, Checkpoint, Error, Footprint, Ledger, RecordSlice, RecurrentCache, RecurrentLayout, RecurrentStep,
@@ -142,6 +142,8 @@ impl Cache for ArraysCache {
             }
         }
         self.len -= n;
+        // A kernel that is still reading works on records that are gone now: its results are not taken.
+        self.call = Call::None;
         Ok(())
     }
 
@@ -154,8 +156,6 @@ impl Cache for ArraysCache {
 
     fn restore(&mut self, to: &Checkpoint) -> Result<()> {
         self.ledger.verify(to)?;
-        self.intact()?;
-        self.call = Call::None;
         self.trim(self.recorded())
     }
 
@@ -196,7 +196,8 @@ impl Cache for ArraysCache {
         self.fits(from)?;
         let mut arrays = Vec::with_capacity(self.layout.arrays.len());
         for spec in &self.layout.arrays {
-            arrays.push(from.array(spec, None)?.to_device(&self.device)?.copy()?);
+            let array = from.array(spec, None)?.to_device(&self.device)?;
+            arrays.push(array.force_contiguous()?);
         }
         self.set(arrays, from.len());
         Ok(())
@@ -283,7 +284,7 @@ impl RecurrentCache for ArraysCache {
         for (spec, record) in self.layout.records.iter().zip(&records) {
             spec.check(record, Some(tokens))?;
         }
-        self.arrays = arrays;
+        self.arrays = arrays.into_iter().map(owned).collect::<Result<Vec<_>>>()?;
         self.journal.drain(..self.committed);
         self.committed = 0;
         if recording {
@@ -299,6 +300,36 @@ impl RecurrentCache for ArraysCache {
 
     fn abandon(&mut self) {
         self.call = Call::None;
+    }
+}
+
+/// The array itself if it is all of its storage, or else a copy. A view would keep all that it was cut from alive, and
+/// every snapshot would copy that too.
+///
+/// Off the CPU the size of the storage is not known, so a view that starts where its storage does passes for whole.
+fn owned(array: Tensor) -> Result<Tensor> {
+    let whole = {
+        let (storage, layout) = array.storage_and_layout();
+        let elements = match &*storage {
+            Storage::Cpu(storage) => elements(storage),
+            _ => Some(array.elem_count()),
+        };
+        layout.is_contiguous() && layout.start_offset() == 0 && elements == Some(array.elem_count())
+    };
+    Ok(if whole { array } else { array.force_contiguous()? })
+}
+
+/// Elements in a storage; `None` for types that no kernel writes.
+fn elements(storage: &CpuStorage) -> Option<usize> {
+    match storage {
+        CpuStorage::U8(data) => Some(data.len()),
+        CpuStorage::U32(data) => Some(data.len()),
+        CpuStorage::I64(data) => Some(data.len()),
+        CpuStorage::BF16(data) => Some(data.len()),
+        CpuStorage::F16(data) => Some(data.len()),
+        CpuStorage::F32(data) => Some(data.len()),
+        CpuStorage::F64(data) => Some(data.len()),
+        _ => None,
     }
 }
 

@@ -55,7 +55,8 @@ impl ArraySpec {
 ///
 /// The result must be, bit for bit, what the layer's own step leaves after the same tokens.
 pub trait Fold: Send + Sync {
-    /// The arrays after the records were folded in, in order. `arrays` are not written to.
+    /// The arrays after the records were folded in, in order. `arrays` are not written to, and the result shares no
+    /// storage with them.
     fn fold(&self, arrays: &[Tensor], records: &[RecordSlice]) -> Result<Vec<Tensor>>;
 }
 
