@@ -8,6 +8,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use candle_core::{DType, Device, Tensor};
 use safetensors::SafeTensors;
@@ -23,7 +24,8 @@ const DIGEST: &str = "digest";
 /// Writes `stack` and the tokens it holds to `path`. A file that was there is replaced only once the new one is whole.
 ///
 /// # Errors
-/// `tokens` is not as long as the stack; the stack cannot give a snapshot; the file cannot be written.
+/// `tokens` is not as long as the stack; the stack cannot give a snapshot, or a layer's has parts of its own; the file
+/// cannot be written.
 pub fn save(path: impl AsRef<Path>, stack: &CacheStack, tokens: &[u32]) -> Result<()> {
     let path = path.as_ref();
     if tokens.len() != stack.len() {
@@ -38,6 +40,14 @@ pub fn save(path: impl AsRef<Path>, stack: &CacheStack, tokens: &[u32]) -> Resul
     let mut tensors: BTreeMap<String, Tensor> = BTreeMap::new();
     tensors.insert(TOKENS.into(), Tensor::new(tokens, &Device::Cpu)?);
     for (index, part) in snapshot.parts().iter().enumerate() {
+        if !part.parts().is_empty() {
+            return Err(Error::mismatch(
+                "snapshot to save",
+                "arrays alone, which is what the format holds",
+                format!("{} snapshots inside that of layer {index}", part.parts().len()),
+            )
+            .in_layer(index, part.kind()));
+        }
         meta.insert(format!("layers.{index}.kind"), part.kind().to_owned());
         meta.insert(format!("layers.{index}.len"), part.len().to_string());
         for (name, value) in part.settings() {
@@ -110,7 +120,7 @@ fn parse(bytes: &[u8], fingerprint: &str) -> std::result::Result<(Vec<u32>, Snap
     let mut covered = meta.clone();
     covered.remove(DIGEST);
     let mut digest = Digest::of_metadata(&covered);
-    let mut tensors: BTreeMap<String, Tensor> = BTreeMap::new();
+    let mut views = Vec::new();
     let mut names = file.names();
     names.sort_unstable();
     for name in names {
@@ -118,14 +128,24 @@ fn parse(bytes: &[u8], fingerprint: &str) -> std::result::Result<(Vec<u32>, Snap
         let dtype =
             DType::try_from(view.dtype()).map_err(|e| format!("has an unknown type in `{name}`: {e}"))?;
         digest.tensor(name, dtype, view.shape(), view.data());
-        let tensor = Tensor::from_raw_buffer(view.data(), dtype, view.shape(), &Device::Cpu)
-            .map_err(|e| format!("has an unreadable tensor `{name}`: {e}"))?;
-        tensors.insert(name.to_owned(), tensor);
+        views.push((name, dtype, view));
     }
     if digest.hex() != field(DIGEST)? {
         return Err("was changed after it was written: its digest does not match".to_owned());
     }
     expect("model", field("model")?, fingerprint)?;
+
+    let mut tensors: BTreeMap<String, Tensor> = BTreeMap::new();
+    for (name, dtype, view) in views {
+        // An empty array may claim any other dimensions; strides are made of them all the same.
+        let mut dims = view.shape().iter().map(|dim| (*dim).max(1));
+        if dims.try_fold(1, usize::checked_mul).is_none() {
+            return Err(format!("has an absurd shape {:?} in `{name}`", view.shape()));
+        }
+        let tensor = Tensor::from_raw_buffer(view.data(), dtype, view.shape(), &Device::Cpu)
+            .map_err(|e| format!("has an unreadable tensor `{name}`: {e}"))?;
+        tensors.insert(name.to_owned(), tensor);
+    }
 
     let tokens = tensors
         .remove(TOKENS)
@@ -172,10 +192,13 @@ fn file_error(path: &Path, reason: impl Into<String>) -> Error {
     }
 }
 
-/// A name beside `path`, so that the rename stays on one file system.
+/// A name beside `path`, so that the rename stays on one file system, and of its own, so that two threads that save to one
+/// path do not write into each other's file.
 fn partial_path(path: &Path) -> std::path::PathBuf {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
     let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.partial", std::process::id()));
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    name.push(format!(".{}-{number}.partial", std::process::id()));
     path.with_file_name(name)
 }
 
@@ -221,3 +244,6 @@ impl Digest {
         format!("{:016x}{:016x}", self.0[0], self.0[1])
     }
 }
+
+#[cfg(test)]
+mod tests;
