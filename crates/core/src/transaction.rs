@@ -5,7 +5,8 @@ use crate::{Cache, CacheStack, Checkpoint, Error, Result};
 /// An open checkpoint that is restored when the guard is dropped.
 ///
 /// An error, a panic or an early return between [`begin`](Transaction::begin) and [`keep`](Transaction::keep) leaves the
-/// cache as it was at `begin`.
+/// cache as it was at `begin`. Only a kernel that is cut off by a panic while it writes a layer's state cannot be undone: that
+/// cache is [torn](crate::Error::Torn), and says so.
 ///
 /// ```
 /// use recant_core::{AttentionCache, AttentionLayout, Cache, KvCache, Transaction};
