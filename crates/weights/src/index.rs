@@ -88,10 +88,8 @@ impl Index {
     }
 }
 
-/// Whether a name is one plain path component, on any system.
+/// Whether a name is a plain file name, on any system: `C:x` starts with a drive, not with a normal component.
 fn is_plain(name: &str) -> bool {
-    let mut components = Path::new(name).components();
-    matches!(components.next(), Some(Component::Normal(only)) if only == name)
-        && components.next().is_none()
-        && !name.contains(['/', '\\', '\0'])
+    let first = Path::new(name).components().next();
+    matches!(first, Some(Component::Normal(only)) if only == name) && !name.contains(['/', '\\', '\0'])
 }
