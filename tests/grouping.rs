@@ -38,7 +38,7 @@ fn sizes_that_fill_no_vector_keep_the_law() -> Result<()> {
     let model = tiny(|text| {
         text["hidden_size"] = json!(52);
         text["intermediate_size"] = json!(75);
-        text["head_dim"] = json!(22);
+        text["head_dim"] = json!(20);
         text["rope_parameters"]["partial_rotary_factor"] = json!(0.5);
         text["linear_key_head_dim"] = json!(13);
         text["linear_value_head_dim"] = json!(19);

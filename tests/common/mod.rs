@@ -68,6 +68,18 @@ pub fn text_ids(n: usize) -> Result<Vec<u32>> {
     Ok(ids)
 }
 
+/// Texts that no checkpoint was trained on.
+pub fn heldout() -> Result<Vec<String>> {
+    let lines = std::fs::read_to_string(root().join("../shared/models/heldout.jsonl"))?;
+    lines
+        .lines()
+        .map(|line| {
+            let line: serde_json::Value = serde_json::from_str(line)?;
+            Ok(line["text"].as_str().ok_or("a line without a text")?.to_owned())
+        })
+        .collect()
+}
+
 /// The bits of a tensor's elements.
 pub fn bits(tensor: &Tensor) -> Result<Vec<u32>> {
     Ok(tensor.flatten_all()?.to_vec1::<f32>()?.into_iter().map(f32::to_bits).collect())

@@ -88,14 +88,9 @@ impl ModelDrafter {
         })
     }
 
-    /// Tokens that its caches hold.
-    pub fn len(&self) -> usize {
-        self.caches.len()
-    }
-
-    /// True when its caches hold no tokens.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
+    /// Its caches. After a round was observed they hold a prefix of the text.
+    pub fn caches(&self) -> &CacheStack {
+        &self.caches
     }
 
     /// Goes back to before a round that was never observed.
