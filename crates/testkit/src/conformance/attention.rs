@@ -98,12 +98,18 @@ impl Subject for Attention {
         self.cache.as_mut()
     }
 
+    fn feed_unread(&mut self, tokens: &[u32]) -> Result<(), Trouble> {
+        let start = self.cache.len();
+        let layout = self.cache.layout();
+        let keys = tensor(layout, start, tokens, Side::Key)?;
+        let values = tensor(layout, start, tokens, Side::Value)?;
+        Ok(self.cache.append(&keys, &values)?)
+    }
+
     fn feed(&mut self, tokens: &[u32]) -> Result<Vec<Bits>, Trouble> {
         let start = self.cache.len();
         let layout = self.cache.layout().clone();
-        let keys = tensor(&layout, start, tokens, Side::Key)?;
-        let values = tensor(&layout, start, tokens, Side::Value)?;
-        self.cache.append(&keys, &values)?;
+        self.feed_unread(tokens)?;
         let view = self.cache.view()?;
         let expected = self.window.map(|w| (w.window, w.sink));
         if view.window.map(|window| (window, view.sink)) != expected {

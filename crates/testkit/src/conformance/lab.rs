@@ -38,6 +38,10 @@ pub(super) trait Subject {
     fn cache_mut(&mut self) -> &mut dyn Cache;
     /// Feeds `tokens` in one call; gives one entry a token.
     fn feed(&mut self, tokens: &[u32]) -> std::result::Result<Vec<Bits>, Trouble>;
+    /// Feeds `tokens` in one call, when what they give is of no interest. To be overridden where reading takes long.
+    fn feed_unread(&mut self, tokens: &[u32]) -> std::result::Result<(), Trouble> {
+        self.feed(tokens).map(|_| ())
+    }
 }
 
 /// What a history of tokens must give, however it came about.
@@ -96,8 +100,11 @@ impl<'a> Lab<'a> {
             return Ok(Rc::clone(found));
         }
         let mut plain = self.fresh("tokens fed one by one are taken and can be read");
-        let mut outputs = Vec::with_capacity(history.len());
-        for token in history {
+        let mut outputs = self.known_prefix(history);
+        for token in &history[..outputs.len()] {
+            plain.skip(*token)?;
+        }
+        for token in &history[outputs.len()..] {
             outputs.extend(plain.feed_raw(&[*token])?);
         }
         if let Some(known) = self.known {
@@ -111,6 +118,15 @@ impl<'a> Lab<'a> {
             .borrow_mut()
             .insert(history.to_vec(), Rc::clone(&reference));
         Ok(reference)
+    }
+
+    /// Outputs of the longest beginning of `history` that has a reference already.
+    fn known_prefix(&self, history: &[u32]) -> Vec<Bits> {
+        let references = self.references.borrow();
+        let longest = (1..history.len())
+            .rev()
+            .find_map(|len| references.get(&history[..len]));
+        longest.map_or_else(Vec::new, |reference| reference.outputs.clone())
     }
 }
 
@@ -150,6 +166,15 @@ impl Sequence<'_, '_> {
     /// Feeds `tokens` in one-token calls.
     pub(super) fn feed_singly(&mut self, tokens: &[u32]) -> std::result::Result<(), Failure> {
         tokens.iter().try_for_each(|token| self.feed(&[*token]))
+    }
+
+    fn skip(&mut self, token: u32) -> std::result::Result<(), Failure> {
+        match self.subject.feed_unread(&[token]) {
+            Ok(()) => self.history.push(token),
+            Err(Trouble::Refused(error)) => return Err(self.refused("feeding a token", error)),
+            Err(Trouble::Broken(detail)) => return Err(self.broken(detail)),
+        }
+        Ok(())
     }
 
     fn feed_raw(&mut self, tokens: &[u32]) -> std::result::Result<Vec<Bits>, Failure> {
