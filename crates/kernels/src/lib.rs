@@ -18,6 +18,8 @@ mod composed;
 mod error;
 mod gated_delta;
 mod linear;
+#[cfg(test)]
+mod oracle;
 mod pool;
 mod rotary;
 mod rows;

@@ -132,6 +132,28 @@ fn blocks_of_any_number_of_rows_up_to_64_have_the_bits_of_single_rows() {
     }
 }
 
+#[test]
+fn what_no_row_sees_may_be_anything() {
+    let mut numbers = Numbers(10);
+    for head_dim in [16, 20] {
+        let mut sequence = Sequence::new(&mut numbers, shape(6, 2, head_dim), 60, DType::F32);
+        let (window, sink) = (Some(9), 3);
+        let clean = sequence.attend(Backend::Cpu, 40, 5, &sequence.view(&[30, 60], window, sink));
+        for array in [&mut sequence.keys, &mut sequence.values] {
+            let nan = Tensor::full(f32::NAN, array.shape(), &Device::Cpu).expect("filler");
+            let parts = [
+                rows(array, 0, 3),
+                rows(&nan, 3, 29),
+                rows(array, 32, 13),
+                rows(&nan, 45, 15),
+            ];
+            *array = Tensor::cat(&parts, 0).expect("rows");
+        }
+        let poisoned = sequence.attend(Backend::Cpu, 40, 5, &sequence.view(&[30, 60], window, sink));
+        same(&clean, &poisoned, "unseen rows");
+    }
+}
+
 /// C106: several new rows on a cache that is not empty.
 #[test]
 fn new_rows_see_the_cache_and_each_other() {
