@@ -21,8 +21,8 @@ pub(super) fn check(lab: &Lab<'_>, options: &Options) -> Checked {
     rounds(lab, options)?;
     refused_trims(lab, options)?;
     checkpoints(lab, options)?;
-    foreign_checkpoints(lab)?;
     snapshots(lab, options)?;
+    foreign_checkpoints(lab)?;
     wrong_snapshots(lab, options)?;
     reset(lab, options)?;
     footprint(lab, options)?;
