@@ -140,7 +140,7 @@ fn gated_delta_has_the_portable_bits() {
                 .forward(&x, &mut [DeltaSegment { rows: 11, step }])
                 .expect("a call");
             let advance = out.segments.into_iter().next().expect("one segment");
-            (vec![vec![out.mixed], advance.arrays].concat(), advance.records)
+            ([vec![out.mixed], advance.arrays].concat(), advance.records)
         };
         same_on_both(&format!("{shape:?}"), || {
             let (first, records) = call(Vec::new(), Vec::new(), true);
