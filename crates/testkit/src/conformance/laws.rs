@@ -1,14 +1,11 @@
 //! The laws of `Cache`, which hold for every kind.
 
-use candle_core::DType;
-use recant_core::Snapshot;
-
-use super::lab::{deep_copy, Lab, Sequence, Trouble};
-use super::Options;
+use super::lab::{Lab, Sequence, Trouble};
+use super::{snapshots, Options};
 use crate::rng::Rng;
 use crate::Failure;
 
-type Checked = Result<(), Failure>;
+pub(super) type Checked = Result<(), Failure>;
 
 /// Widest block that is drafted and taken back.
 const BLOCK: usize = 9;
@@ -21,22 +18,22 @@ pub(super) fn check(lab: &Lab<'_>, options: &Options) -> Checked {
     rounds(lab, options)?;
     refused_trims(lab, options)?;
     checkpoints(lab, options)?;
-    snapshots(lab, options)?;
+    snapshots::shares_nothing(lab, options)?;
     foreign_checkpoints(lab)?;
-    wrong_snapshots(lab, options)?;
+    snapshots::wrong_ones(lab, options)?;
     reset(lab, options)?;
     footprint(lab, options)?;
     admitted(lab)
 }
 
 /// `count` tokens of text number `text`. Two texts differ at every position.
-fn text(text: u32, count: usize) -> Vec<u32> {
+pub(super) fn text(text: u32, count: usize) -> Vec<u32> {
     let ids = (0..).map(|i: u32| (7 * i + 3) % 5 + 5 * text);
     ids.take(count).collect()
 }
 
 /// Lengths at which tokens are taken back.
-fn lengths(options: &Options) -> Vec<usize> {
+pub(super) fn lengths(options: &Options) -> Vec<usize> {
     let mut lengths = vec![0, 1, 4, options.tokens];
     if let Some(window) = options.window {
         let edge = window.window;
@@ -324,136 +321,6 @@ fn foreign_checkpoints(lab: &Lab<'_>) -> Checked {
     sequence.must_refuse("restore() to a checkpoint from before load()", |cache| {
         cache.restore(&later)
     })
-}
-
-fn snapshots(lab: &Lab<'_>, options: &Options) -> Checked {
-    let law = "a snapshot shares nothing with any cache, and continues as the cache it came from";
-    for len in lengths(options) {
-        for pending in [0, 1, 3] {
-            let mut sequence = lab.fed(law, &text(0, len))?;
-            let open = sequence.checkpoint()?;
-            if pending > 0 {
-                sequence.feed(&text(1, pending + 2))?;
-                sequence.trim(2)?;
-            }
-            if pending == 1 {
-                sequence.commit(open)?;
-            }
-            let held = sequence.history().to_vec();
-            let snapshot = sequence.snapshot()?;
-            let copy = sequence.done("copying a snapshot", deep_copy(&snapshot).map_err(Into::into))?;
-            let unchanged = |sequence: &Sequence<'_, '_>, what: &str| {
-                sequence.same_snapshot(&snapshot, &copy, &format!("a snapshot changed when {what}"))
-            };
-            // Both ways of going on: recorded or not, and over rows that were there before.
-            sequence.feed(&text(2, 2))?;
-            unchanged(&sequence, "its cache was fed")?;
-            sequence.reset()?;
-            sequence.feed(&text(3, held.len() + 1))?;
-            sequence.feed(&text(2, 1))?;
-            unchanged(&sequence, "its cache was reset and fed")?;
-
-            let mut used = lab.fed(law, &text(4, 6))?;
-            let _ended = used.checkpoint()?;
-            used.feed(&text(3, 2))?;
-            for mut target in [lab.fresh(law), used, sequence] {
-                target.load(&snapshot, &held)?;
-                target.check_state()?;
-                target.feed(&text(2, 1))?;
-                target.feed(&text(4, 4))?;
-                target.check_state()?;
-                unchanged(&target, "a cache that had loaded it was fed")?;
-                let open = target.checkpoint()?;
-                target.feed(&text(2, 2))?;
-                target.restore(&open)?;
-                target.check_state()?;
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Snapshots that resemble `good`, each wrong in one way.
-fn spoiled(good: &Snapshot) -> candle_core::Result<Vec<(String, Snapshot)>> {
-    let rebuilt = |kind: &str, skip: Option<&str>| {
-        let mut copy = Snapshot::new(kind, good.len()).with_parts(good.parts().to_vec());
-        for (name, value) in good.settings() {
-            copy = copy.with_setting(name, *value);
-        }
-        for (name, array) in good.arrays() {
-            if Some(name.as_str()) != skip {
-                copy = copy.with_array(name, array.clone());
-            }
-        }
-        copy
-    };
-    let mut out = vec![("another kind".to_owned(), rebuilt("no-such-kind", None))];
-    for (name, value) in good.settings() {
-        let wrong = rebuilt(good.kind(), None).with_setting(name, value + 1);
-        out.push((format!("another `{name}`"), wrong));
-    }
-    for (name, array) in good.arrays() {
-        let whole = || rebuilt(good.kind(), None);
-        let other = match array.dtype() {
-            DType::F32 => DType::F64,
-            _ => DType::F32,
-        };
-        out.push((format!("no `{name}`"), rebuilt(good.kind(), Some(name))));
-        out.push((
-            format!("a `{name}` of another type"),
-            whole().with_array(name, array.to_dtype(other)?),
-        ));
-        out.push((
-            format!("a `{name}` with a dimension more"),
-            whole().with_array(name, array.unsqueeze(0)?),
-        ));
-        let rows = array.dims().first().copied().unwrap_or(0);
-        if rows > 1 {
-            out.push((
-                format!("a `{name}` with a row less"),
-                whole().with_array(name, array.narrow(0, 0, rows - 1)?),
-            ));
-        }
-    }
-    for (index, part) in good.parts().iter().enumerate() {
-        for (what, wrong) in spoiled(part)? {
-            let mut parts = good.parts().to_vec();
-            parts[index] = wrong;
-            let copy = rebuilt(good.kind(), None).with_parts(parts);
-            out.push((format!("part {index}: {what}"), copy));
-        }
-    }
-    if !good.parts().is_empty() {
-        let fewer = good.parts()[1..].to_vec();
-        out.push((
-            "a part less".to_owned(),
-            rebuilt(good.kind(), None).with_parts(fewer),
-        ));
-    }
-    Ok(out)
-}
-
-fn wrong_snapshots(lab: &Lab<'_>, options: &Options) -> Checked {
-    let law = "load() takes exactly what fits() accepts, and a refusal changes nothing";
-    for len in [1, options.tokens] {
-        let source = lab.fed(law, &text(0, len))?;
-        let good = source.snapshot()?;
-        let wrong = source.done("spoiling a snapshot", spoiled(&good).map_err(Into::into))?;
-        for (what, wrong) in wrong {
-            let mut target = lab.fed(law, &text(1, 5))?;
-            let open = target.checkpoint()?;
-            target.feed(&text(2, 2))?;
-            target.must_refuse(&format!("fits() of a snapshot with {what}"), |cache| {
-                cache.fits(&wrong)
-            })?;
-            target.must_refuse(&format!("load() of a snapshot with {what}"), |cache| {
-                cache.load(&wrong)
-            })?;
-            target.restore(&open)?;
-            target.check_state()?;
-        }
-    }
-    Ok(())
 }
 
 fn reset(lab: &Lab<'_>, options: &Options) -> Checked {

@@ -1,4 +1,4 @@
-//! Suites that hold any cache or model against the laws of `recant_core`.
+//! Suites that hold any cache, model or drafter against the laws of `recant_core`.
 //!
 //! Each function runs a suite and gives the first law it finds broken, what had been done and what was found. Nothing is
 //! compared with a tolerance. The `assert_*` forms panic with that text, for use in tests.
@@ -7,16 +7,20 @@
 //! lower. Everything runs on the CPU.
 
 mod attention;
+mod drafter;
 mod lab;
 mod laws;
 mod model;
 mod recurrent;
+mod snapshots;
 mod stack;
 
 use candle_core::Tensor;
 use recant_core::{
     AttentionCache, CacheOptions, CacheStack, LanguageModel, RecurrentCache, RecurrentLayout, Result, Window,
 };
+
+use recant_generate::Drafter;
 
 use crate::Failure;
 
@@ -100,6 +104,21 @@ pub fn language_model(
     model::check(model, caches, options)
 }
 
+/// Checks a drafter whose proposals depend on nothing but the text: whatever was proposed, accepted and refused before, it
+/// proposes what a new drafter does that is given the same text. `make` gives a new one each time.
+///
+/// Hidden rows come from `target`, if the drafter wants them.
+///
+/// # Errors
+/// The first law found broken.
+pub fn drafter(
+    make: impl Fn() -> Box<dyn Drafter>,
+    target: &dyn LanguageModel,
+    options: &Options,
+) -> std::result::Result<(), Failure> {
+    drafter::check(&make, target, options)
+}
+
 /// Panics with the law that [`attention_cache`] finds broken.
 ///
 /// # Panics
@@ -134,6 +153,14 @@ pub fn assert_cache_stack(
 /// A law is broken.
 pub fn assert_language_model(model: &dyn LanguageModel, caches: &CacheOptions, options: &Options) {
     passed(language_model(model, caches, options));
+}
+
+/// Panics with the law that [`drafter`] finds broken.
+///
+/// # Panics
+/// A law is broken.
+pub fn assert_drafter(make: impl Fn() -> Box<dyn Drafter>, target: &dyn LanguageModel, options: &Options) {
+    passed(drafter(make, target, options));
 }
 
 fn passed(result: std::result::Result<(), Failure>) {
