@@ -105,7 +105,7 @@ impl Drafter for Hashing {
             _ => {}
         }
         match self.flaw {
-            Flaw::ProposesBeyondTheVocabulary => Ok(self.proposed.iter().map(|id| id + 1).collect()),
+            Flaw::ProposesBeyondTheVocabulary => Ok(self.proposed.iter().map(|id| id + 32).collect()),
             _ => Ok(self.proposed.clone()),
         }
     }
