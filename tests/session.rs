@@ -1,0 +1,204 @@
+//! What a user of the facade sees: events, text, figures, notes.
+
+mod common;
+
+use common::{folder, load, Result};
+use recant::{Event, Finish, Session, Threads};
+
+fn sessions() -> Result<(Session, Session)> {
+    let (target, draft) = (load("demo-target")?, load("demo-draft")?);
+    let threads = Threads::new(2)?;
+    Ok((
+        target.session().threads(&threads).build()?,
+        target.session().threads(&threads).draft(&draft).draft_tokens(3).build()?,
+    ))
+}
+
+const PROMPTS: [&str; 4] = [
+    "def read_lines(path):\n    ",
+    "<|im_start|>user\nWhat does this function do?<|im_end|>\n<|im_start|>assistant\n",
+    "use std::collections::HashMap;\n\nfn main() {",
+    "é 漢字 🦀 e\u{301}",
+];
+
+#[test]
+fn events_tell_the_same_story_as_the_figures() -> Result<()> {
+    let (_, mut session) = sessions()?;
+    session.start(PROMPTS[0])?;
+    let (mut text, mut ids, mut drafted, mut rounds, mut end) = (String::new(), Vec::new(), 0, Vec::new(), None);
+    for event in session.generate(60) {
+        let event = event?;
+        text.push_str(event.text());
+        match event {
+            Event::Token { id, drafted: guessed, .. } => {
+                ids.push(id);
+                drafted += usize::from(guessed);
+            }
+            Event::Round(round) => rounds.push(round),
+            Event::End { finish, .. } => end = Some(finish),
+        }
+    }
+    let stats = session.stats();
+    assert!(end.is_some());
+    assert_eq!(stats.generated_tokens, ids.len());
+    assert_eq!(stats.rounds, rounds.len());
+    assert_eq!(stats.accepted, drafted);
+    assert_eq!(stats.drafted, rounds.iter().map(|r| r.drafted).sum::<usize>());
+    assert_eq!(stats.accepted_by_position.iter().sum::<usize>(), stats.accepted);
+    assert_eq!(stats.drafted_by_position.iter().sum::<usize>(), stats.drafted);
+    assert!(stats.accepted > 0 && stats.accepted < stats.drafted);
+    assert_eq!(rounds.iter().flat_map(|r| &r.tokens).map(|t| t.id).collect::<Vec<_>>(), ids);
+    assert_eq!(&session.tokens()[stats.prompt_tokens..], ids);
+    assert_eq!(text, load("demo-target")?.text().decode(&ids)?);
+    Ok(())
+}
+
+#[test]
+fn plain_and_speculative_sessions_give_the_same_text() -> Result<()> {
+    let (mut plain, mut speculative) = sessions()?;
+    for prompt in PROMPTS {
+        let mut texts = Vec::new();
+        for session in [&mut plain, &mut speculative] {
+            session.start(prompt)?;
+            let mut text = String::new();
+            let mut finish = None;
+            for event in session.generate(80) {
+                let event = event?;
+                text.push_str(event.text());
+                if let Event::End { finish: why, .. } = event {
+                    finish = Some(why);
+                }
+            }
+            texts.push((text, finish, session.tokens().to_vec()));
+        }
+        assert_eq!(texts[0], texts[1]);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_run_that_is_dropped_leaves_a_session_that_goes_on_as_though_it_were_not() -> Result<()> {
+    let (mut plain, mut session) = sessions()?;
+    plain.start(PROMPTS[2])?;
+    plain.generate(60).try_for_each(|event| event.map(drop))?;
+    for seen in 0..12 {
+        session.start(PROMPTS[2])?;
+        for event in session.generate(60).take(seen) {
+            event?;
+        }
+        assert_eq!(recant::core::Cache::len(session.caches()), session.tokens().len() - 1);
+        let left = 60 - session.stats().generated_tokens;
+        session.generate(left).try_for_each(|event| event.map(drop))?;
+        assert_eq!(session.tokens(), plain.tokens());
+    }
+    Ok(())
+}
+
+#[test]
+fn c074_end_tokens_are_those_of_all_files_together() -> Result<()> {
+    let target = load("demo-target")?;
+    assert_eq!(target.eos(), [8187, 8189]);
+    // Any id may be declared an end token by one file alone.
+    let dir = tempfile::TempDir::new()?;
+    let source = folder("demo-target").ok_or("no demo target")?;
+    for file in ["model.safetensors", "tokenizer.json"] {
+        std::fs::copy(source.join(file), dir.path().join(file))?;
+    }
+    let config = std::fs::read_to_string(source.join("config.json"))?;
+    let eos_of = |config: &str, generation: Option<&str>, tokenizer: Option<&str>| -> Result<Vec<u32>> {
+        std::fs::write(dir.path().join("config.json"), config)?;
+        for (name, text) in [("generation_config.json", generation), ("tokenizer_config.json", tokenizer)] {
+            match text {
+                Some(text) => std::fs::write(dir.path().join(name), text)?,
+                None => drop(std::fs::remove_file(dir.path().join(name))),
+            }
+        }
+        Ok(recant::load(dir.path())?.eos().to_vec())
+    };
+    let none = config.replace("\"eos_token_id\": 8187", "\"eos_token_id\": null");
+    assert_ne!(none, config);
+    assert_eq!(eos_of(&none, None, None)?, [0u32; 0]);
+    assert_eq!(eos_of(&config, None, None)?, [8187]);
+    assert_eq!(eos_of(&none, Some(r#"{"eos_token_id": [10, 11]}"#), None)?, [10, 11]);
+    assert_eq!(eos_of(&none, Some(r#"{"eos_token_id": 12}"#), None)?, [12]);
+    assert_eq!(eos_of(&none, None, Some(r#"{"eos_token": "<|im_end|>"}"#))?, [8189]);
+    assert_eq!(eos_of(&none, None, Some(r#"{"eos_token": {"content": "<|im_end|>"}}"#))?, [8189]);
+    assert_eq!(
+        eos_of(&config, Some(r#"{"eos_token_id": [10]}"#), Some(r#"{"eos_token": "<|im_end|>"}"#))?,
+        [10, 8187, 8189]
+    );
+    Ok(())
+}
+
+#[test]
+fn an_end_token_ends_a_run_unless_it_is_to_be_ignored() -> Result<()> {
+    let target = load("demo-target")?;
+    let prompt = "<|im_start|>user\nSay hello.<|im_end|>\n<|im_start|>assistant\n";
+    let finish = |session: &mut Session| -> Result<Option<Finish>> {
+        session.start(prompt)?;
+        let mut finish = None;
+        for event in session.generate(400) {
+            if let Event::End { finish: why, .. } = event? {
+                finish = Some(why);
+            }
+        }
+        Ok(finish)
+    };
+    let mut session = target.session().build()?;
+    assert_eq!(finish(&mut session)?, Some(Finish::Eos));
+    assert!(session.tokens().last().is_some_and(|id| target.eos().contains(id)));
+    assert!(session.stats().generated_tokens < 400);
+    let mut session = target.session().ignore_eos(true).build()?;
+    assert_eq!(finish(&mut session)?, Some(Finish::Length));
+    assert_eq!(session.stats().generated_tokens, 400);
+    Ok(())
+}
+
+#[test]
+fn c028_a_draft_model_of_other_texts_is_refused_naming_the_first_id() -> Result<()> {
+    let target = load("demo-target")?;
+    let dir = tempfile::TempDir::new()?;
+    let source = folder("demo-draft").ok_or("no demo draft")?;
+    for entry in std::fs::read_dir(&source)? {
+        let entry = entry?;
+        std::fs::copy(entry.path(), dir.path().join(entry.file_name()))?;
+    }
+    let mut tokenizer: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(source.join("tokenizer.json"))?)?;
+    let vocab = tokenizer["model"]["vocab"].as_object_mut().ok_or("no vocabulary")?;
+    let of = |id: u64| vocab.iter().find(|(_, v)| v.as_u64() == Some(id)).map(|(k, _)| k.clone());
+    let (a, b) = (of(250).ok_or("no 250")?, of(251).ok_or("no 251")?);
+    vocab.insert(a, serde_json::json!(251));
+    vocab.insert(b, serde_json::json!(250));
+    std::fs::write(dir.path().join("tokenizer.json"), tokenizer.to_string())?;
+    let draft = recant::load(dir.path())?;
+    let error = target.session().draft(&draft).build().err().ok_or("took another vocabulary")?.to_string();
+    assert!(error.contains("id 250 is"), "{error}");
+    // c030: other special ids in the configuration are no difference.
+    let config = std::fs::read_to_string(source.join("config.json"))?;
+    std::fs::copy(source.join("tokenizer.json"), dir.path().join("tokenizer.json"))?;
+    std::fs::write(dir.path().join("config.json"), config.replace("\"pad_token_id\": null", "\"pad_token_id\": 7"))?;
+    target.session().draft(&recant::load(dir.path())?).build()?;
+    Ok(())
+}
+
+#[test]
+fn what_was_left_alone_is_said() -> Result<()> {
+    let target = load("demo-target")?;
+    assert!(target.notes().iter().any(|note| note.contains("15 tensors of the multi-token-prediction head")));
+    assert!(load("demo-draft")?.notes().is_empty());
+    Ok(())
+}
+
+#[test]
+fn c116_memory_is_flat_over_many_sessions_of_one_decoder() -> Result<()> {
+    let (_, mut session) = sessions()?;
+    let mut footprints = Vec::new();
+    for round in 0..40 {
+        session.start(PROMPTS[round % PROMPTS.len()])?;
+        session.generate(30).try_for_each(|event| event.map(drop))?;
+        footprints.push(session.footprint().total());
+    }
+    assert_eq!(footprints[5..].iter().max(), footprints[..5].iter().max(), "{footprints:?}");
+    Ok(())
+}
