@@ -317,14 +317,16 @@ fn an_existing_file_is_kept_when_saving_fails() -> Result<()> {
 fn two_threads_that_save_to_one_path_leave_one_whole_file() -> Result<()> {
     let (_folder, path) = place();
     let model = ScriptedModel::new(1, 32);
+    let both = std::sync::Barrier::new(2);
     std::thread::scope(|scope| {
         let handles: Vec<_> = [3, 500]
             .into_iter()
             .map(|tokens| {
-                let (model, path) = (&model, &path);
+                let (model, path, both) = (&model, &path, &both);
                 scope.spawn(move || -> Result<()> {
                     let stack = fed(model, &CacheOptions::default(), &text(tokens))?;
-                    (0..50).try_for_each(|_| persist::save(path, &stack, &text(tokens)))
+                    both.wait();
+                    (0..200).try_for_each(|_| persist::save(path, &stack, &text(tokens)))
                 })
             })
             .collect();
