@@ -42,3 +42,14 @@ pub use recant_qwen3_5::{Backend, LoadOptions};
 pub use session::{Event, Run, Session, SessionBuilder, Stats};
 pub use text::Text;
 pub use threads::Threads;
+
+/// The code in the README and the guides compiles.
+#[cfg(doctest)]
+mod guides {
+    #[doc = include_str!("../../../README.md")]
+    struct Readme;
+    #[doc = include_str!("../../../docs/guide.md")]
+    struct Guide;
+    #[doc = include_str!("../../../docs/cache-authors.md")]
+    struct CacheAuthors;
+}
