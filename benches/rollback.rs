@@ -93,7 +93,7 @@ fn round(layers: &mut [Layer], threads: &Threads, accepted: usize) -> Cost {
         });
         cost.passes += time;
         for advance in output.segments {
-            round.cache().finish(rows, advance.arrays, advance.records).expect("results taken");
+            round.cache().finish(advance.arrays, advance.records).expect("results taken");
         }
         cost.records += round.cache().footprint().records;
         let start = Instant::now();

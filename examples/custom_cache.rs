@@ -15,7 +15,7 @@ use recant::core::{
 use recant::{CacheOptions, Loaded};
 
 /// Keys and values in f16, in one array each that doubles when it is full.
-struct HalfKvCache {
+pub struct HalfKvCache {
     layout: AttentionLayout,
     keys: Tensor,
     values: Tensor,
@@ -25,7 +25,8 @@ struct HalfKvCache {
 }
 
 impl HalfKvCache {
-    fn new(layout: AttentionLayout, device: &Device) -> Result<Self, Error> {
+    /// An empty cache.
+    pub fn new(layout: AttentionLayout, device: &Device) -> Result<Self, Error> {
         Ok(Self {
             keys: rows(&layout, 64, device)?,
             values: rows(&layout, 64, device)?,

@@ -13,10 +13,10 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Call {
     None,
-    /// Between `begin` and `finish`; the arrays stay as they are.
-    Reading,
-    /// Between `begin` and `finish`; the arrays may be half written.
-    Writing,
+    /// Between `begin` and `finish` of so many tokens; the arrays stay as they are.
+    Reading(usize),
+    /// Between `begin` and `finish` of so many tokens; the arrays may be half written.
+    Writing(usize),
 }
 
 /// Named arrays with a base state and a journal of records since.
@@ -66,10 +66,10 @@ impl ArraysCache {
 
     fn intact(&self) -> Result<()> {
         match self.call {
-            Call::Writing => Err(Error::Torn {
+            Call::Writing(_) => Err(Error::Torn {
                 kind: self.kind().to_owned(),
             }),
-            Call::None | Call::Reading => Ok(()),
+            Call::None | Call::Reading(_) => Ok(()),
         }
     }
 
@@ -208,7 +208,7 @@ impl Cache for ArraysCache {
         match zeros(&self.layout, &self.device) {
             Ok(arrays) => self.set(arrays, 0),
             // The device gave no memory: nothing may be read until a later reset or load succeeds.
-            Err(_) => self.call = Call::Writing,
+            Err(_) => self.call = Call::Writing(0),
         }
     }
 
@@ -254,21 +254,21 @@ impl RecurrentCache for ArraysCache {
             recording,
         };
         self.call = if step.writes() {
-            Call::Writing
+            Call::Writing(tokens)
         } else {
-            Call::Reading
+            Call::Reading(tokens)
         };
         Ok(step)
     }
 
-    fn finish(&mut self, tokens: usize, arrays: Vec<Tensor>, records: Vec<Tensor>) -> Result<()> {
-        if self.call == Call::None {
+    fn finish(&mut self, arrays: Vec<Tensor>, records: Vec<Tensor>) -> Result<()> {
+        let (Call::Reading(tokens) | Call::Writing(tokens)) = self.call else {
             return Err(Error::mismatch(
                 "a call's results",
                 "a call that was begun",
                 "none",
             ));
-        }
+        };
         let recording = self.ledger.open_at().is_some();
         let expected = if recording { self.layout.records.len() } else { 0 };
         if arrays.len() != self.layout.arrays.len() || records.len() != expected {

@@ -216,7 +216,7 @@ pub trait RecurrentCache: Cache {
     /// The tokens could not be recorded ([`admit`](Cache::admit)), or the cache is torn.
     fn begin(&mut self, tokens: usize) -> Result<RecurrentStep>;
 
-    /// Takes the call's results.
+    /// Takes the results of the call that was begun.
     ///
     /// `arrays` are the state after `fold`, and after the call's tokens too if it was not recorded; they may be the
     /// tensors that `begin` gave, written in place. `records` has one array `[tokens, ..]` for each of the layout's
@@ -224,7 +224,7 @@ pub trait RecurrentCache: Cache {
     ///
     /// # Errors
     /// Another number, shape or type of arrays. The cache is then torn if the step writes.
-    fn finish(&mut self, tokens: usize, arrays: Vec<Tensor>, records: Vec<Tensor>) -> Result<()>;
+    fn finish(&mut self, arrays: Vec<Tensor>, records: Vec<Tensor>) -> Result<()>;
 
     /// Ends a call whose kernel wrote nothing.
     fn abandon(&mut self);

@@ -173,6 +173,13 @@ impl CacheStack {
                 &self.layout.fingerprint,
             ));
         }
+        if !self.layout.device.same_device(&layout.device) {
+            return Err(Error::mismatch(
+                "device of the caches",
+                format!("{:?}", layout.device.location()),
+                format!("{:?}", self.layout.device.location()),
+            ));
+        }
         Err(Error::mismatch(
             "layout of the caches",
             format!("{:?}", layout.layers),

@@ -94,7 +94,7 @@ fn a_call_whose_records_were_trimmed_meanwhile_is_not_taken() -> Result<()> {
     cache.trim(1)?;
     let one = records.arrays.iter().map(|array| Ok(array.narrow(0, 0, 1)?));
     let one = one.collect::<Result<Vec<Tensor>>>()?;
-    assert!(cache.finish(1, step.arrays, one).is_err());
+    assert!(cache.finish(step.arrays, one).is_err());
     assert_eq!(cache.len(), 2);
     Ok(())
 }
@@ -115,7 +115,7 @@ fn feed_views(cache: &mut ArraysCache, tokens: usize) -> Result<()> {
     let window = input.narrow(0, tokens, 3)?;
     let state = Tensor::ones((3, 2, 4), DType::F32, &Device::Cpu)?.transpose(0, 1)?;
     assert!(step.writes());
-    cache.finish(tokens, vec![state, window], Vec::new())
+    cache.finish(vec![state, window], Vec::new())
 }
 
 #[test]

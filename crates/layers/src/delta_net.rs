@@ -82,7 +82,7 @@ impl GatedDeltaNet {
         for (sequence, advance) in sequences.iter_mut().zip(output.segments) {
             let cache = sequence.caches.recurrent(layer)?;
             cache
-                .finish(sequence.rows, advance.arrays, advance.records)
+                .finish(advance.arrays, advance.records)
                 .map_err(|e| e.in_layer(layer, cache.kind()))?;
         }
         Ok(self.out.forward(&output.mixed)?)

@@ -243,7 +243,7 @@ impl ScriptedModel {
             true => vec![column(tokens)?],
             false => Vec::new(),
         };
-        cache.finish(tokens.len(), step.arrays, records)?;
+        cache.finish(step.arrays, records)?;
         Ok(rows)
     }
 

@@ -119,7 +119,7 @@ impl Recurrence {
         } else {
             Vec::new()
         };
-        cache.finish(tokens.len(), arrays, records)?;
+        cache.finish(arrays, records)?;
         Ok(Tensor::from_vec(outputs, (tokens.len(), CHANNELS), &Device::Cpu)?)
     }
 

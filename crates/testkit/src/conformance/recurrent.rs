@@ -121,7 +121,7 @@ impl Calls<'_, '_> {
                     _ => {}
                 }
                 let records = if open { Vec::new() } else { step.arrays.clone() };
-                if cache.finish(2, step.arrays, records).is_ok() {
+                if cache.finish(step.arrays, records).is_ok() {
                     return Err(scene.broken(format!("wrong results, case {wrong}, were taken")));
                 }
                 if cache.len() != 5 {
@@ -130,7 +130,7 @@ impl Calls<'_, '_> {
             }
         }
         let mut cache = (self.make)(&Recurrence::layout());
-        match cache.finish(0, Vec::new(), Vec::new()) {
+        match cache.finish(Vec::new(), Vec::new()) {
             Err(_) => Ok(()),
             Ok(()) => Err(scene.broken("results were taken though no call was begun")),
         }

@@ -1,0 +1,74 @@
+//! Real models, the model drafter and the example's cache, held against the suites that `recant-testkit` offers everyone.
+
+mod common;
+#[allow(dead_code, unreachable_pub)]
+#[path = "../examples/custom_cache.rs"]
+mod custom_cache;
+
+use std::sync::Arc;
+
+use common::{load, tiny, Result};
+use recant::candle::{DType, Device};
+use recant::core::{AttentionLayout, CacheOptions, Window};
+use recant::generate::ModelDrafter;
+use recant_testkit::conformance::{self, Options};
+
+#[test]
+fn the_cache_of_the_example_keeps_the_laws() {
+    let layout = AttentionLayout {
+        kv_heads: 2,
+        head_dim: 6,
+        dtype: DType::F32,
+    };
+    let options = Options {
+        tokens: 70,
+        exact: false,
+        ..Options::default()
+    };
+    let make = || -> Box<dyn recant::core::AttentionCache> {
+        match custom_cache::HalfKvCache::new(layout.clone(), &Device::Cpu) {
+            Ok(cache) => Box::new(cache),
+            Err(error) => panic!("{error}"),
+        }
+    };
+    conformance::assert_attention_cache(make, &options);
+}
+
+#[test]
+fn the_demo_pair_keeps_the_laws_of_language_models() -> Result<()> {
+    for name in ["demo-target", "demo-draft"] {
+        let model = load(name)?.model().clone();
+        let options = Options {
+            tokens: 8,
+            ..Options::default()
+        };
+        conformance::language_model(&*model, &CacheOptions::default(), &options)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn tiny_models_keep_the_laws_with_and_without_a_window() -> Result<()> {
+    let model = tiny(|_| {})?;
+    for window in [None, Some(Window { window: 8, sink: 2 })] {
+        let caches = CacheOptions {
+            window,
+            ..CacheOptions::default()
+        };
+        conformance::language_model(&*model, &caches, &Options::default())?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_hybrid_draft_model_proposes_by_the_text_alone() -> Result<()> {
+    let (target, draft) = (tiny(|_| {})?, tiny(|text| text["hidden_size"] = serde_json::json!(48))?);
+    let make = || -> Box<dyn recant::generate::Drafter> {
+        match ModelDrafter::new(Arc::clone(&draft), &CacheOptions::default()) {
+            Ok(drafter) => Box::new(drafter),
+            Err(error) => panic!("{error}"),
+        }
+    };
+    conformance::drafter(make, &*target, &Options::default())?;
+    Ok(())
+}
