@@ -287,8 +287,7 @@ impl Decoder {
         round.keep(generated.len())?;
         self.tokens.extend_from_slice(generated);
         if let Some(drafter) = &mut self.drafter {
-            let accepted = generated.len() - 1;
-            drafter.observe(accepted, generated[accepted], rows.as_ref());
+            drafter.observe(generated, rows.as_ref());
         }
         lap(&mut time.rollback);
         Ok(Round {

@@ -9,12 +9,18 @@
 //! ([`LanguageModel`](recant_core::LanguageModel)); the drafter changes only how fast it comes.
 #![forbid(unsafe_code)]
 
+mod combined;
 mod decoder;
 mod drafter;
 mod error;
 mod greedy;
+mod model_drafter;
+mod ngram;
 
+pub use combined::CombinedDrafter;
 pub use decoder::{Decoder, Finish, Generation, Limits, Phases, Round, Token};
-pub use drafter::{Drafter, ModelDrafter};
+pub use drafter::Drafter;
 pub use error::{Error, Result};
 pub use greedy::argmax;
+pub use model_drafter::ModelDrafter;
+pub use ngram::NgramDrafter;

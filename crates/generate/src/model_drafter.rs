@@ -1,0 +1,187 @@
+//! Drafting with a smaller model.
+
+use std::sync::Arc;
+
+use recant_core::candle::Tensor;
+use recant_core::{Cache, CacheOptions, CacheStack, Checkpoint, LanguageModel, ModelSpec, Rows, Segment};
+
+use crate::greedy::choose;
+use crate::{Drafter, Error, Result};
+
+/// Most tokens fed in one call while the drafter reads a prompt.
+const CHUNK: usize = 256;
+
+/// Drafts with another, smaller model, hybrids included, choosing greedily.
+///
+/// Its caches are rolled back as the target's are: the tokens of a round are fed under a checkpoint and trimmed to what
+/// was accepted.
+pub struct ModelDrafter {
+    model: Arc<dyn LanguageModel>,
+    caches: CacheStack,
+    record_limit: usize,
+    /// Ids from here on are not proposed.
+    vocab: usize,
+    /// Tokens of the text that the caches do not hold yet, oldest first.
+    behind: Vec<u32>,
+    round: Option<Round>,
+    /// A round that was observed but whose tokens a cache would not give back: its checkpoint is to be restored.
+    undo: Option<Checkpoint>,
+}
+
+/// A proposal that was not observed yet.
+struct Round {
+    checkpoint: Checkpoint,
+    proposed: Vec<u32>,
+}
+
+impl ModelDrafter {
+    /// A drafter with caches of its own, made with `options`.
+    pub fn new(model: Arc<dyn LanguageModel>, options: &CacheOptions) -> Result<Self> {
+        let caches = model.new_caches(options)?;
+        Ok(Self {
+            vocab: model.spec().vocab_size,
+            record_limit: options.record_limit,
+            model,
+            caches,
+            behind: Vec::new(),
+            round: None,
+            undo: None,
+        })
+    }
+
+    /// Its caches. After a round was observed they hold a prefix of the text.
+    pub fn caches(&self) -> &CacheStack {
+        &self.caches
+    }
+
+    /// Goes back to before a round that was never observed, or that could not be taken back in part.
+    fn abandon_round(&mut self) -> Result<()> {
+        let open = self.round.take().map(|round| round.checkpoint);
+        match open.or(self.undo.take()) {
+            Some(checkpoint) => self.go_back(checkpoint),
+            None => Ok(()),
+        }
+    }
+
+    fn go_back(&mut self, checkpoint: Checkpoint) -> Result<()> {
+        let restored = self.caches.restore(&checkpoint);
+        self.caches.commit(checkpoint);
+        Ok(restored?)
+    }
+
+    /// Feeds what the caches lack, for good, until at most `keep` tokens are left.
+    fn catch_up(&mut self, keep: usize) -> Result<()> {
+        while self.behind.len() > keep {
+            let rows = (self.behind.len() - keep).min(CHUNK);
+            let segment = Segment::new(&self.behind[..rows], &mut self.caches, Rows::None);
+            self.model.forward(&mut [segment])?;
+            self.behind.drain(..rows);
+        }
+        Ok(())
+    }
+
+    /// Feeds `tokens` and chooses the one after them.
+    fn next(&mut self, tokens: &[u32]) -> Result<u32> {
+        let segment = Segment::new(tokens, &mut self.caches, Rows::Last);
+        let output = self.model.forward(&mut [segment])?;
+        let position = self.caches.len();
+        match output.segments.first() {
+            Some(segment) => Ok(choose(segment.logits()?, self.vocab, position)?[0]),
+            None => Err(recant_core::Error::mismatch("segments of a model's output", 1, 0).into()),
+        }
+    }
+
+    fn chain(&mut self, k: usize) -> Result<Vec<u32>> {
+        let behind = std::mem::take(&mut self.behind);
+        let first = self.next(&behind);
+        self.behind = behind;
+        let mut proposed = vec![first?];
+        while proposed.len() < k {
+            let last = proposed[proposed.len() - 1];
+            proposed.push(self.next(&[last])?);
+        }
+        Ok(proposed)
+    }
+}
+
+impl Drafter for ModelDrafter {
+    fn attach(&mut self, _target: &ModelSpec, vocab: usize) -> Result<()> {
+        let draft = self.model.spec();
+        if self.record_limit < 2 {
+            return Err(Error::Drafter(format!(
+                "its caches record {} tokens; at least 2 are needed to draft one",
+                self.record_limit
+            )));
+        }
+        self.vocab = draft.vocab_size.min(vocab);
+        Ok(())
+    }
+
+    fn prefill(&mut self, tokens: &[u32], _hidden: Option<&Tensor>) -> Result<()> {
+        self.abandon_round()?;
+        self.behind.extend_from_slice(tokens);
+        if self.behind.len() + self.caches.len() > self.model.spec().max_positions {
+            // Too long for this model: it proposes nothing from here on.
+            return Ok(());
+        }
+        self.catch_up(1)
+    }
+
+    fn propose(&mut self, k: usize) -> Result<Vec<u32>> {
+        self.abandon_round()?;
+        let room = self.model.spec().max_positions.saturating_sub(self.caches.len());
+        if k == 0 || self.behind.is_empty() || self.behind.len() > room {
+            return Ok(Vec::new());
+        }
+        // Rounds without drafting leave tokens behind; all but a few are fed without records.
+        self.catch_up((self.record_limit / 2).max(1))?;
+        let room = self.model.spec().max_positions - self.caches.len();
+        let k = k.min(room.min(self.record_limit) + 1 - self.behind.len());
+        let checkpoint = self.caches.checkpoint()?;
+        match self.chain(k) {
+            Ok(proposed) => {
+                self.round = Some(Round {
+                    checkpoint,
+                    proposed: proposed.clone(),
+                });
+                Ok(proposed)
+            }
+            Err(error) => {
+                self.go_back(checkpoint)?;
+                Err(error)
+            }
+        }
+    }
+
+    fn observe(&mut self, tokens: &[u32], _hidden: Option<&Tensor>) {
+        let Some(round) = self.round.take() else {
+            self.behind.extend_from_slice(tokens);
+            return;
+        };
+        // The last proposal was never fed, and the pending token stays out of the caches.
+        let fed = round.proposed.len() - 1;
+        let agreed = round
+            .proposed
+            .iter()
+            .zip(tokens)
+            .take_while(|(a, b)| a == b)
+            .count();
+        let kept = agreed.min(fed).min(tokens.len().saturating_sub(1));
+        if self.caches.trim(fed - kept).is_ok() {
+            self.caches.commit(round.checkpoint);
+            self.behind.clear();
+            self.behind.extend_from_slice(&tokens[kept..]);
+        } else {
+            // A cache from elsewhere broke its word: go back to the checkpoint, and feed the text again.
+            self.undo = Some(round.checkpoint);
+            self.behind.extend_from_slice(tokens);
+        }
+    }
+
+    fn reset(&mut self) {
+        self.round = None;
+        self.undo = None;
+        self.behind.clear();
+        self.caches.reset();
+    }
+}
