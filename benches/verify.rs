@@ -18,13 +18,13 @@ use criterion::{criterion_group, criterion_main, Criterion};
 use recant::candle::DType;
 use recant::core::{CacheOptions, CacheStack, LanguageModel, Rows, Segment, Transaction};
 use recant::Threads;
-use recant_qwen3_5::Model;
+use recant_layers::HybridModel;
 
 const ROWS: [usize; 5] = [1, 2, 4, 6, 8];
 const HELD: usize = 64;
 
 /// The time of a call of `rows` tokens, taken back afterwards.
-fn call(model: &Model, threads: &Threads, caches: &mut CacheStack, rows: usize) -> Duration {
+fn call(model: &HybridModel, threads: &Threads, caches: &mut CacheStack, rows: usize) -> Duration {
     let tokens: Vec<u32> = (0..rows as u32).collect();
     let mut round = Transaction::begin(caches).expect("a checkpoint");
     threads.run(|| {

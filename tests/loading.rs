@@ -10,7 +10,8 @@ use common::{bits, seeded, Result};
 use recant::candle::{DType, Tensor};
 use recant::core::{CacheOptions, LanguageModel, Rows, Segment};
 use recant::LoadOptions;
-use recant_qwen3_5::{Config, Model};
+use recant_layers::{Config, HybridModel};
+use recant_qwen3_5::Qwen35;
 use recant_weights::{Folder, Source};
 use serde_json::{json, Value};
 use tempfile::TempDir;
@@ -46,7 +47,7 @@ fn tensors(config: &Value) -> Result<Tensors> {
         },
         tensors: Tensors::new(),
     };
-    Model::build(Config::from_json(config, None)?, "", &mut recorder, &LoadOptions::default())?;
+    HybridModel::build(&Qwen35, Config::from_json(&Qwen35, config, None)?, "", &mut recorder, &LoadOptions::default())?;
     Ok(recorder.tensors)
 }
 
@@ -85,8 +86,8 @@ fn write_shards(dir: &Path, config: &Value, tensors: &Tensors) -> Result<()> {
     Ok(())
 }
 
-fn load(dir: &Path) -> Result<Model> {
-    Ok(Model::load(&Folder::open(dir)?, &LoadOptions::default(), &mut |_, _| {})?.0)
+fn load(dir: &Path) -> Result<HybridModel> {
+    Ok(HybridModel::load(&Qwen35, &Folder::open(dir)?, &LoadOptions::default(), &mut |_, _| {})?.0)
 }
 
 fn refusal(dir: &Path) -> String {
@@ -97,7 +98,7 @@ fn refusal(dir: &Path) -> String {
 }
 
 /// The logits of 60 tokens: long enough that a wrong rotation shows.
-fn logits(model: &Model) -> Result<Vec<u32>> {
+fn logits(model: &HybridModel) -> Result<Vec<u32>> {
     let tokens: Vec<u32> = (0..60).map(|i| (7 * i + 3) % 250).collect();
     let mut caches = model.new_caches(&CacheOptions::default())?;
     let output = model.forward(&mut [Segment::new(&tokens, &mut caches, Rows::All)])?;
@@ -148,7 +149,7 @@ fn c018_c036_vision_and_mtp_tensors_are_left_alone_and_counted() -> Result<()> {
     let dir = TempDir::new()?;
     write(dir.path(), &config, &more)?;
     let (model, inventory) =
-        Model::load(&Folder::open(dir.path())?, &LoadOptions::default(), &mut |_, _| {})?;
+        HybridModel::load(&Qwen35, &Folder::open(dir.path())?, &LoadOptions::default(), &mut |_, _| {})?;
     assert!(logits(&model)? == want);
     assert_eq!((inventory.vision, inventory.mtp), (1, 2));
     Ok(())

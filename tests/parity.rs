@@ -9,7 +9,8 @@ use common::{folder_or_skip, Golden, Result};
 use recant::candle::Tensor;
 use recant::core::{Cache, CacheOptions, CacheStack, LanguageModel, Rows, Segment, Snapshot};
 use recant::{Backend, LoadOptions};
-use recant_qwen3_5::Model;
+use recant_layers::HybridModel;
+use recant_qwen3_5::Qwen35;
 use recant_weights::Folder;
 
 const TOLERANCE: f64 = 1e-5;
@@ -49,7 +50,7 @@ fn agrees(name: &str, backend: Backend) -> Result<()> {
         backend,
         ..LoadOptions::default()
     };
-    let (model, _) = Model::load(&Folder::open(path)?, &options, &mut |_, _| {})?;
+    let (model, _) = HybridModel::load(&Qwen35, &Folder::open(path)?, &options, &mut |_, _| {})?;
     let mut worst = Worst::default();
     for n in [1, 7, 64, 300] {
         let golden = Golden::read(name, n)?;
@@ -106,7 +107,7 @@ fn states(worst: &mut Worst, snapshot: &Snapshot, golden: &Golden) -> Result<()>
 }
 
 /// 48 greedy tokens, up to the first step that is nearly a tie.
-fn greedy(model: &Model, mut caches: CacheStack, logits: &Tensor, golden: &Golden) -> Result<()> {
+fn greedy(model: &HybridModel, mut caches: CacheStack, logits: &Tensor, golden: &Golden) -> Result<()> {
     let want = golden.ids("greedy")?;
     let margins = golden.outputs["greedy_margin"].to_vec1::<f32>()?;
     let sure = margins.iter().take_while(|m| **m >= MARGIN).count();

@@ -2,7 +2,8 @@
 
 use recant::candle::{DType, Device, Tensor};
 use recant::LoadOptions;
-use recant_qwen3_5::{Config, Model};
+use recant_layers::{Config, HybridModel};
+use recant_qwen3_5::Qwen35;
 use recant_weights::Source;
 use serde_json::{json, Value};
 
@@ -57,11 +58,11 @@ pub fn qwen3_5_0_8b() -> Value {
 }
 
 /// A model of random weights in `dtype`.
-pub fn model(config: &Value, seed: u64, dtype: DType) -> Result<Model, Box<dyn std::error::Error>> {
-    let config = Config::from_json(config, None)?;
+pub fn model(config: &Value, seed: u64, dtype: DType) -> Result<HybridModel, Box<dyn std::error::Error>> {
+    let config = Config::from_json(&Qwen35, config, None)?;
     let mut source = Seeded { seed, dtype };
     let fingerprint = format!("seeded-{seed}-{dtype:?}");
-    Ok(Model::build(config, &fingerprint, &mut source, &LoadOptions::default())?)
+    Ok(HybridModel::build(&Qwen35, config, &fingerprint, &mut source, &LoadOptions::default())?)
 }
 
 /// Random tensors, a function of seed and name. Matrices have a standard deviation that keeps activations of

@@ -110,6 +110,15 @@ pub enum Error {
         max: usize,
     },
 
+    /// A model was asked for something that models need not have.
+    #[error("this {family} model does not offer {what}; use a model that does, or do without")]
+    NotOffered {
+        /// The model's family.
+        family: String,
+        /// What was asked for.
+        what: &'static str,
+    },
+
     /// A cache file could not be written or read, or is not what it should be.
     #[error("cache file {}: {reason}", path.display())]
     File {

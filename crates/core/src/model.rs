@@ -86,7 +86,7 @@ pub struct Output {
 pub struct ModelSpec {
     /// Family, as checkpoints name it: `qwen3_5`.
     pub family: String,
-    /// Rows of the output head. Ids may end earlier.
+    /// Rows of the embedding and of the whole output head: ids below it may be fed. The tokenizer's may end earlier.
     pub vocab_size: usize,
     /// Width of a hidden row.
     pub hidden_size: usize,
@@ -99,6 +99,13 @@ pub struct ModelSpec {
 }
 
 impl ModelSpec {
+    fn not_offered(&self, what: &'static str) -> Error {
+        Error::NotOffered {
+            family: self.family.clone(),
+            what,
+        }
+    }
+
     /// Refuses a call that the model could not carry out, before anything changes.
     ///
     /// # Errors
@@ -155,4 +162,46 @@ pub trait LanguageModel: Send + Sync {
     /// written elsewhere, leaves a stack without an open checkpoint uneven, which it says when it is used again; under a
     /// [`Transaction`](crate::Transaction) the checkpoint comes back.
     fn forward(&self, batch: &mut [Segment<'_>]) -> Result<Output>;
+
+    /// Rows of the embedding: what `forward` begins with. A drafter that shares it asks here.
+    ///
+    /// # Shapes
+    /// `[ids, hidden_size]`, f32.
+    ///
+    /// # Errors
+    /// An id outside the vocabulary; or [`Error::NotOffered`], which is what this does unless a model overrides it.
+    fn embed(&self, ids: &[u32]) -> Result<Tensor> {
+        let _ = ids;
+        Err(self.spec().not_offered("rows of its embedding (`embed`)"))
+    }
+
+    /// Logits of rows that come after the final norm: what `forward` ends with. A drafter that shares the head asks here.
+    /// The bits are those that `forward` gives for the same rows.
+    ///
+    /// # Shapes
+    /// `hidden`: `[rows, hidden_size]`, f32. Result: `[rows, vocab_size]`, f32; of a model from
+    /// [`with_head_rows`](Self::with_head_rows) `[rows, ids]`.
+    ///
+    /// # Errors
+    /// Rows of another width; or [`Error::NotOffered`], which is what this does unless a model overrides it.
+    fn project(&self, hidden: &Tensor) -> Result<Tensor> {
+        let _ = hidden;
+        Err(self.spec().not_offered("its head on its own (`project`)"))
+    }
+
+    /// The same model with fewer logits: those of `ids` only, in that order, bit for bit those of the whole head. It shares
+    /// all weights but the rows of the head, and takes the same caches.
+    ///
+    /// Entry `i` of a row of logits is that of token `ids[i]`, so whoever chooses from it has to map indices back. Its
+    /// `spec().vocab_size` stays that of the whole vocabulary: any token may be fed. Ids are those of the whole
+    /// vocabulary also where the model has a reduced head already.
+    ///
+    /// # Errors
+    /// No ids, or one outside the vocabulary; or [`Error::NotOffered`], which is what this does unless a model overrides it.
+    fn with_head_rows(&self, ids: &[u32]) -> Result<Arc<dyn LanguageModel>> {
+        let _ = ids;
+        Err(self
+            .spec()
+            .not_offered("logits of chosen tokens only (`with_head_rows`)"))
+    }
 }

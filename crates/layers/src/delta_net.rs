@@ -6,11 +6,11 @@ use recant_kernels::{Backend, DeltaSegment, GatedDelta, GatedDeltaShape, Linear}
 
 use crate::Sequence;
 
-/// Tensors of a Gated DeltaNet layer as the Hub stores them, q, k and v fused, z, b and a apart.
+/// Input projections of a Gated DeltaNet layer, q, k and v fused, z, b and a apart.
 ///
 /// C is `2 * key_heads * key_dim + value_heads * value_dim`.
 #[derive(Debug, Clone)]
-pub struct DeltaNetWeights {
+pub struct DeltaInputs {
     /// `[C, hidden_size]`: all q rows, all k rows, all v rows.
     pub qkv: Tensor,
     /// `[value_heads * value_dim, hidden_size]`.
@@ -19,6 +19,13 @@ pub struct DeltaNetWeights {
     pub b: Tensor,
     /// `[value_heads, hidden_size]`.
     pub a: Tensor,
+}
+
+/// Tensors of a Gated DeltaNet layer.
+#[derive(Debug, Clone)]
+pub struct DeltaNetWeights {
+    /// The input projections.
+    pub inputs: DeltaInputs,
     /// `[C, conv_kernel]`, the last tap meets the newest row.
     pub conv: Tensor,
     /// `[value_heads]`.
@@ -43,7 +50,8 @@ impl GatedDeltaNet {
     /// # Errors
     /// Tensors of other shapes than `shape` asks for.
     pub fn new(backend: Backend, shape: GatedDeltaShape, weights: &DeltaNetWeights) -> Result<Self> {
-        let parts = [&weights.qkv, &weights.z, &weights.b, &weights.a].map(Clone::clone);
+        let DeltaInputs { qkv, z, b, a } = &weights.inputs;
+        let parts = [qkv, z, b, a].map(Clone::clone);
         Ok(Self {
             inputs: Linear::new(backend, &parts, None)?,
             delta: GatedDelta::new(

@@ -5,19 +5,34 @@
 //! row by row; attention and the recurrence walk the sequences one by one, each over its own cache.
 //!
 //! Layers are made from tensors as checkpoints of the Hub store them; where tensors come from is not their business.
+//!
+//! [`HybridModel`] is a whole model of such layers. A [`Family`] says what sets one kind of checkpoint apart: its model
+//! types, how its configuration describes the feed-forward part, and how it stores what others store otherwise.
+//! [`Config`] and [`Assembly`] do the rest for all of them.
 #![forbid(unsafe_code)]
 
+mod assembly;
 mod attention;
 mod block;
+mod config;
 mod delta_net;
+mod error;
+mod family;
 mod mlp;
+mod model;
 mod norm;
 
+pub use assembly::{Assembly, LoadOptions};
 pub use attention::{AttentionWeights, GatedAttention};
 pub use block::{DecoderBlock, Mixer};
-pub use delta_net::{DeltaNetWeights, GatedDeltaNet};
+pub use config::{Config, ConfigError, FeedForward, Fields, LayerKind, Tie};
+pub use delta_net::{DeltaInputs, DeltaNetWeights, GatedDeltaNet};
+pub use error::{Error, Result};
+pub use family::Family;
 pub use mlp::Mlp;
+pub use model::HybridModel;
 pub use norm::RmsNorm;
+pub use recant_kernels::Backend;
 
 use recant_core::{Cache, CacheStack, Segment};
 

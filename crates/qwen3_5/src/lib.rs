@@ -1,18 +1,37 @@
-//! The dense Qwen3.5 and Qwen3.6 family: configuration, weight names, assembly.
+//! The dense Qwen3.5 and Qwen3.6 family.
 //!
-//! [`Model::load`] reads a checkpoint folder of the Hub; [`Model::build`] takes weights from anywhere. The model keeps the
-//! grouping law of [`LanguageModel`](recant_core::LanguageModel) for every number of rows, segments and threads with
-//! [`Backend::Cpu`](recant_kernels::Backend::Cpu). With `Backend::Composed` it runs on any device of candle, and does not
-//! promise that: candle's matrix products choose their kernel by the number of rows.
+//! ```no_run
+//! use recant_qwen3_5::{HybridModel, LoadOptions, Qwen35};
+//!
+//! let folder = recant_weights::Folder::open("Qwen3.5-9B")?;
+//! let (model, _) = HybridModel::load(&Qwen35, &folder, &LoadOptions::default(), &mut |_, _| {})?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![forbid(unsafe_code)]
 
-mod assembly;
-mod config;
-mod error;
-mod model;
+pub use recant_layers::{Backend, Config, ConfigError, Error, HybridModel, LoadOptions, Result};
+use recant_layers::{Family, FeedForward, Fields};
 
-pub use assembly::LoadOptions;
-pub use config::{Config, ConfigError, LayerKind, Tie};
-pub use error::{Error, Result};
-pub use model::Model;
-pub use recant_kernels::Backend;
+/// Dense Qwen3.5 and Qwen3.6: an MLP in every layer.
+#[derive(Debug, Clone, Copy)]
+pub struct Qwen35;
+
+impl Family for Qwen35 {
+    fn name(&self) -> &'static str {
+        "qwen3_5"
+    }
+
+    fn model_types(&self) -> &'static [&'static str] {
+        &["qwen3_5", "qwen3_5_text"]
+    }
+
+    fn feed_forward(&self, text: &Fields<'_>, layers: usize) -> Result<Vec<FeedForward>, ConfigError> {
+        if text.width("num_experts", 0)?.unwrap_or(0) > 0 {
+            return Err(text.unsupported(
+                "num_experts",
+                "0 in a dense model; a mixture of experts has model type qwen3_5_moe",
+            ));
+        }
+        Ok(vec![FeedForward::dense(text)?; layers])
+    }
+}

@@ -1,7 +1,8 @@
 //! `config.json` of the dense family: what is read, what is derived, and what is refused.
 
 use proptest::prelude::*;
-use recant_qwen3_5::{Config, ConfigError, LayerKind, Tie};
+use recant_layers::{Config, ConfigError, FeedForward, LayerKind, Tie};
+use recant_qwen3_5::Qwen35;
 use serde_json::{json, Map, Value};
 
 /// A small coherent text part. Every test starts from it and changes what it is about.
@@ -45,13 +46,13 @@ fn set(object: &mut Value, name: &str, value: Option<Value>) {
 
 #[track_caller]
 fn read(config: &Value) -> Config {
-    Config::from_json(config, None).unwrap_or_else(|error| panic!("refused: {error}"))
+    Config::from_json(&Qwen35, config, None).unwrap_or_else(|error| panic!("refused: {error}"))
 }
 
 /// The message that a configuration is refused with.
 #[track_caller]
 fn refused(config: &Value) -> String {
-    match Config::from_json(config, None) {
+    match Config::from_json(&Qwen35, config, None) {
         Ok(config) => panic!("accepted: {config:?}"),
         Err(error) => error.to_string(),
     }
@@ -83,9 +84,9 @@ fn folder(name: &str) -> Option<(Value, Value)> {
 fn the_demo_model_is_read_without_a_warning() {
     let (config, generation) =
         folder("../../examples/models/demo-target").expect("the demo model is in the repository");
-    let config = Config::from_json(&config, Some(&generation)).unwrap();
+    let config = Config::from_json(&Qwen35, &config, Some(&generation)).unwrap();
     assert_eq!(config.hidden_size, 256);
-    assert_eq!(config.intermediate_size, 320);
+    assert_eq!(config.feed_forward, [FeedForward::Dense { width: 320 }; 8]);
     assert_eq!(config.num_hidden_layers, 8);
     assert_eq!(
         (
@@ -125,7 +126,7 @@ fn a_larger_model_beside_the_repository_is_read_without_a_warning() {
         println!("skipped: a_larger_model_beside_the_repository_is_read_without_a_warning (no such model)");
         return;
     };
-    let config = Config::from_json(&config, Some(&generation)).unwrap();
+    let config = Config::from_json(&Qwen35, &config, Some(&generation)).unwrap();
     assert_eq!(config.layer_kinds.len(), 12);
     assert_eq!(config.rotary_dims, 16);
     assert!(config.warnings.is_empty(), "{:?}", config.warnings);
@@ -244,7 +245,7 @@ fn what_is_no_object_is_refused() {
         assert!(refused(&value).starts_with("config.json is "));
     }
     assert!(refused(&json!({"model_type": "qwen3_5", "text_config": []})).starts_with("text_config is "));
-    let error = Config::from_json(&text(), Some(&json!([]))).unwrap_err();
+    let error = Config::from_json(&Qwen35, &text(), Some(&json!([]))).unwrap_err();
     assert!(error.to_string().starts_with("generation_config.json is "));
 }
 
@@ -274,7 +275,7 @@ fn other_model_types_are_refused_with_a_list_of_the_supported_ones() {
 fn another_model_type_in_the_text_part_is_refused() {
     let config = nested(with("model_type", json!("qwen3_5_moe_text")));
     assert!(matches!(
-        Config::from_json(&config, None),
+        Config::from_json(&Qwen35, &config, None),
         Err(ConfigError::ModelType { field, .. }) if field == "text_config.model_type"
     ));
 }
@@ -564,7 +565,7 @@ fn end_ids_are_the_union_of_all_that_say_any() {
     let mut config = nested(with("eos_token_id", json!(10)));
     set(&mut config, "eos_token_id", Some(json!([13, 10])));
     let generation = json!({"eos_token_id": [12, 10, 11]});
-    let config = Config::from_json(&config, Some(&generation)).unwrap();
+    let config = Config::from_json(&Qwen35, &config, Some(&generation)).unwrap();
     assert_eq!(config.eos_token_ids, [10, 11, 12, 13]);
 }
 
@@ -577,14 +578,14 @@ fn end_ids_may_be_a_number_a_list_or_null_in_either_file() {
         (json!(null), json!({}), &[]),
         (json!(10), json!(null), &[10]),
     ] {
-        let config = Config::from_json(&with("eos_token_id", eos), Some(&generation)).unwrap();
+        let config = Config::from_json(&Qwen35, &with("eos_token_id", eos), Some(&generation)).unwrap();
         assert_eq!(config.eos_token_ids, ids);
     }
 }
 
 #[test]
 fn a_malformed_end_id_in_the_generation_config_is_refused_by_file_and_field() {
-    let error = Config::from_json(&text(), Some(&json!({"eos_token_id": {}}))).unwrap_err();
+    let error = Config::from_json(&Qwen35, &text(), Some(&json!({"eos_token_id": {}}))).unwrap_err();
     assert!(error
         .to_string()
         .starts_with("generation_config.json: eos_token_id is an object"));
@@ -676,8 +677,9 @@ proptest! {
             let object = if inner && config["text_config"].is_object() { &mut config["text_config"] } else { &mut config };
             object[NAMES[name]] = value;
         }
-        if let Ok(config) = Config::from_json(&config, generation.as_ref()) {
+        if let Ok(config) = Config::from_json(&Qwen35, &config, generation.as_ref()) {
             prop_assert_eq!(config.layer_kinds.len(), config.num_hidden_layers);
+            prop_assert_eq!(config.feed_forward.len(), config.num_hidden_layers);
             prop_assert_eq!(config.num_attention_heads % config.num_key_value_heads, 0);
             prop_assert_eq!(config.linear_num_value_heads % config.linear_num_key_heads, 0);
             prop_assert!(config.rotary_dims % 2 == 0 && (2..=config.head_dim).contains(&config.rotary_dims));

@@ -19,7 +19,7 @@ pub enum Error {
         /// The checkpoint folder.
         folder: PathBuf,
         /// What is wrong with it.
-        source: Box<recant_qwen3_5::Error>,
+        source: Box<recant_layers::Error>,
     },
 
     /// A model family that this library does not run.

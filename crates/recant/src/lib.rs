@@ -38,7 +38,7 @@ pub use error::{Error, Result};
 pub use loaded::{load, load_with, Loaded};
 pub use recant_core::CacheOptions;
 pub use recant_generate::{Finish, Phases, Round, Token};
-pub use recant_qwen3_5::{Backend, LoadOptions};
+pub use recant_layers::{Backend, LoadOptions};
 pub use session::{Event, Run, Session, SessionBuilder, Stats};
 pub use text::Text;
 pub use threads::Threads;

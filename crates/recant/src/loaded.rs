@@ -4,14 +4,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use recant_core::LanguageModel;
-use recant_qwen3_5::LoadOptions;
+use recant_layers::{Family, HybridModel, LoadOptions};
+use recant_qwen3_5::Qwen35;
 use recant_weights::Folder;
 use serde_json::Value;
 
 use crate::{Error, Result, SessionBuilder, Text};
 
-/// Model types that [`load`] takes.
-const SUPPORTED: [&str; 2] = ["qwen3_5", "qwen3_5_text"];
+/// Families that [`load`] takes.
+const FAMILIES: [&dyn Family; 1] = [&Qwen35];
 
 /// A model and what belongs to it. Clones share the weights.
 #[derive(Clone)]
@@ -48,20 +49,10 @@ pub fn load_with(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Loaded> {
     let folder = Folder::open(&path)?;
-    let found = &folder.config()["model_type"];
-    if !found.as_str().is_some_and(|found| SUPPORTED.contains(&found)) {
-        return Err(Error::Unsupported {
-            folder: folder.path().to_owned(),
-            found: match found {
-                Value::Null => "absent".to_owned(),
-                other => other.to_string(),
-            },
-            supported: SUPPORTED.join(", "),
-        });
-    }
+    let family = family(&folder)?;
     let text = Text::load(folder.tokenizer_path())?;
     let (model, inventory) =
-        recant_qwen3_5::Model::load(&folder, options, progress).map_err(|source| Error::Model {
+        HybridModel::load(family, &folder, options, progress).map_err(|source| Error::Model {
             folder: folder.path().to_owned(),
             source: Box::new(source),
         })?;
@@ -87,6 +78,23 @@ pub fn load_with(
         eos,
         notes,
         path: folder.path().to_owned(),
+    })
+}
+
+/// The family that the root's model type belongs to.
+fn family(folder: &Folder) -> Result<&'static dyn Family> {
+    let found = &folder.config()["model_type"];
+    let known = |family: &&dyn Family| found.as_str().is_some_and(|found| family.model_types().contains(&found));
+    FAMILIES.into_iter().find(known).ok_or_else(|| {
+        let supported: Vec<&str> = FAMILIES.iter().flat_map(|family| family.model_types()).copied().collect();
+        Error::Unsupported {
+            folder: folder.path().to_owned(),
+            found: match found {
+                Value::Null => "absent".to_owned(),
+                other => other.to_string(),
+            },
+            supported: supported.join(", "),
+        }
     })
 }
 

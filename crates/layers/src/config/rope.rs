@@ -1,7 +1,5 @@
 //! Rotary position fields, in their new and their old place.
 
-use serde_json::Value;
-
 use super::fields::Fields;
 use super::{ConfigError, Result};
 
@@ -35,7 +33,7 @@ pub(super) fn read(text: &Fields<'_>, head_dim: usize, warnings: &mut Vec<String
         for name in ["rope_type", "type"] {
             if let Some(kind) = dict.text(name)? {
                 if !["default", "mrope"].contains(&kind) {
-                    return Err(dict.unsupported(name, &Value::from(kind), "\"default\" or \"mrope\""));
+                    return Err(dict.unsupported(name, "\"default\" or \"mrope\""));
                 }
             }
         }

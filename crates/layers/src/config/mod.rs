@@ -1,4 +1,4 @@
-//! `config.json` of the dense family, checked.
+//! `config.json`, checked: what the families have in common. What only one of them has, [`Family`] reads.
 
 mod error;
 mod fields;
@@ -6,16 +6,16 @@ mod rope;
 
 use std::collections::BTreeSet;
 
+use recant_kernels::GatedDeltaShape;
 use serde_json::Value;
 
-pub use error::ConfigError;
-use fields::{shown, Fields};
+use crate::Family;
 
-/// Model types that are read, at the root and in the text part.
-const MODEL_TYPES: [&str; 2] = ["qwen3_5", "qwen3_5_text"];
+pub use error::ConfigError;
+use fields::shown;
+pub use fields::Fields;
 
 /// Bounds on single sizes, far above any real model, that keep a corrupt file from asking for absurd allocations.
-const MAX_WIDTH: usize = 1 << 24;
 const MAX_HEADS: usize = 1 << 16;
 const MAX_HEAD_DIM: usize = 1 << 16;
 const MAX_LAYERS: usize = 1 << 12;
@@ -62,7 +62,17 @@ impl Tie {
     }
 }
 
-/// The configuration of a dense Qwen3.5 or Qwen3.6 language model, checked for coherence.
+/// What follows the mixer in a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FeedForward {
+    /// One MLP.
+    Dense {
+        /// Width inside it.
+        width: usize,
+    },
+}
+
+/// The configuration of a hybrid language model, checked for coherence.
 ///
 /// The sizes of every tensor and of every state follow from it without overflow: a matrix has at most 2^36 elements.
 #[derive(Debug, Clone, PartialEq)]
@@ -70,9 +80,7 @@ impl Tie {
 pub struct Config {
     /// Width of the residual stream, H.
     pub hidden_size: usize,
-    /// Width inside the MLP.
-    pub intermediate_size: usize,
-    /// Layers; the length of [`layer_kinds`](Self::layer_kinds).
+    /// Layers; the length of [`layer_kinds`](Self::layer_kinds) and [`feed_forward`](Self::feed_forward).
     pub num_hidden_layers: usize,
     /// Query heads of a full attention layer, a multiple of the key/value heads.
     pub num_attention_heads: usize,
@@ -98,6 +106,8 @@ pub struct Config {
     pub max_position_embeddings: usize,
     /// The kind of each layer.
     pub layer_kinds: Vec<LayerKind>,
+    /// What follows the mixer of each layer.
+    pub feed_forward: Vec<FeedForward>,
     /// Whether the projections of full attention have biases.
     pub attention_bias: bool,
     /// Whether the query projection of full attention also gives an output gate. True in every published model.
@@ -115,6 +125,18 @@ pub struct Config {
     pub warnings: Vec<String>,
 }
 
+impl FeedForward {
+    /// A dense layer, as wide as `intermediate_size` says.
+    ///
+    /// # Errors
+    /// The field is missing or out of range.
+    pub fn dense(text: &Fields<'_>) -> Result<Self> {
+        Ok(Self::Dense {
+            width: text.required_width("intermediate_size")?,
+        })
+    }
+}
+
 impl Config {
     /// Reads `config.json`, and `generation_config.json` where there is one.
     ///
@@ -125,11 +147,11 @@ impl Config {
     ///
     /// Another model type; a field that is missing, of the wrong type or out of range; sizes that do not fit each
     /// other; arithmetic that is not implemented here. Each names the field.
-    pub fn from_json(config: &Value, generation: Option<&Value>) -> Result<Self> {
+    pub fn from_json(family: &dyn Family, config: &Value, generation: Option<&Value>) -> Result<Self> {
         let root = Fields::root("config.json", config, "")?;
         let nested = root.object("text_config")?;
         let text = nested.as_ref().unwrap_or(&root);
-        check_model_type(&root, nested.as_ref())?;
+        check_model_type(family, &root, nested.as_ref())?;
         refuse_other_arithmetic(text)?;
 
         let mut warnings = Vec::new();
@@ -143,13 +165,12 @@ impl Config {
             )
         })?;
         let rope = rope::read(text, head_dim, &mut warnings)?;
-        let vocab_size = text.required_size("vocab_size", 1, MAX_WIDTH)?;
+        let vocab_size = text.required_width("vocab_size")?;
         let eos_token_ids = eos_token_ids(&root, text, generation)?;
         warn_of_unused_values(text, &eos_token_ids, vocab_size, &mut warnings);
         let num_hidden_layers = text.required_size("num_hidden_layers", 1, MAX_LAYERS)?;
         let config = Self {
-            hidden_size: text.required_size("hidden_size", 1, MAX_WIDTH)?,
-            intermediate_size: text.required_size("intermediate_size", 1, MAX_WIDTH)?,
+            hidden_size: text.required_width("hidden_size")?,
             num_hidden_layers,
             num_attention_heads: text.required_size("num_attention_heads", 1, MAX_HEADS)?,
             num_key_value_heads: text.required_size("num_key_value_heads", 1, MAX_HEADS)?,
@@ -163,6 +184,7 @@ impl Config {
             rms_norm_eps: text.positive("rms_norm_eps", 1.0)?.unwrap_or(1e-6),
             max_position_embeddings: text.required_size("max_position_embeddings", 1, MAX_POSITIONS)?,
             layer_kinds: layer_kinds(text, num_hidden_layers)?,
+            feed_forward: family.feed_forward(text, num_hidden_layers)?,
             attention_bias: text.flag("attention_bias")?.unwrap_or(false),
             attn_output_gate: text.flag("attn_output_gate")?.unwrap_or(true),
             rope_theta: rope.theta,
@@ -174,6 +196,24 @@ impl Config {
         config.check_coherence(text)?;
         config.check_products(text)?;
         Ok(config)
+    }
+
+    /// Shape of a linear layer.
+    pub fn delta_shape(&self) -> GatedDeltaShape {
+        GatedDeltaShape {
+            key_heads: self.linear_num_key_heads,
+            value_heads: self.linear_num_value_heads,
+            key_dim: self.linear_key_head_dim,
+            value_dim: self.linear_value_head_dim,
+            conv_kernel: self.linear_conv_kernel_dim,
+            eps: self.rms_norm_eps,
+        }
+    }
+
+    /// Channels of a linear layer's convolution: queries, keys, values.
+    pub fn linear_channels(&self) -> usize {
+        2 * self.linear_num_key_heads * self.linear_key_head_dim
+            + self.linear_num_value_heads * self.linear_value_head_dim
     }
 
     fn check_coherence(&self, text: &Fields<'_>) -> Result<()> {
@@ -204,7 +244,7 @@ impl Config {
 
     /// Refuses sizes whose products no machine could hold, so that nobody after this has to check a multiplication.
     fn check_products(&self, text: &Fields<'_>) -> Result<()> {
-        let matrices = [
+        let mut matrices = vec![
             (
                 "num_attention_heads x head_dim",
                 self.num_attention_heads,
@@ -220,9 +260,13 @@ impl Config {
                 self.linear_num_value_heads,
                 self.linear_value_head_dim,
             ),
-            ("intermediate_size", self.intermediate_size, 1),
             ("vocab_size", self.vocab_size, 1),
         ];
+        for feed_forward in &self.feed_forward {
+            match *feed_forward {
+                FeedForward::Dense { width } => matrices.push(("intermediate_size", width, 1)),
+            }
+        }
         // A row meets the residual stream in a projection, a key in the state, the taps in a convolution.
         let widest = self
             .hidden_size
@@ -288,19 +332,21 @@ fn warn_of_unused_values(text: &Fields<'_>, eos: &[u32], vocab_size: usize, warn
     }
 }
 
-fn check_model_type(root: &Fields<'_>, nested: Option<&Fields<'_>>) -> Result<()> {
+fn check_model_type(family: &dyn Family, root: &Fields<'_>, nested: Option<&Fields<'_>>) -> Result<()> {
+    let supported = family.model_types().join(", ");
     let kind = root
         .text("model_type")?
-        .ok_or_else(|| root.missing("model_type", format!("one of {}", MODEL_TYPES.join(", "))))?;
+        .ok_or_else(|| root.missing("model_type", format!("one of {supported}")))?;
     let inner = match nested {
         Some(text) => text.text("model_type")?.map(|kind| (text, kind)),
         None => None,
     };
     for (fields, kind) in [(root, kind)].into_iter().chain(inner) {
-        if !MODEL_TYPES.contains(&kind) {
+        if !family.model_types().contains(&kind) {
             return Err(ConfigError::ModelType {
                 field: fields.path("model_type"),
                 found: shown(&Value::from(kind)),
+                supported,
             });
         }
     }
@@ -316,17 +362,13 @@ fn refuse_other_arithmetic(text: &Fields<'_>) -> Result<()> {
     ] {
         if let Some(flag) = text.flag(name)? {
             if flag != wanted {
-                return Err(text.unsupported(
-                    name,
-                    &Value::from(flag),
-                    &format!("{wanted}, or no such field"),
-                ));
+                return Err(text.unsupported(name, &format!("{wanted}, or no such field")));
             }
         }
     }
     for name in ["attn_logit_softcapping", "sliding_window"] {
-        if let Some(value) = text.get(name) {
-            return Err(text.unsupported(name, value, "null, or no such field"));
+        if text.get(name).is_some() {
+            return Err(text.unsupported(name, "null, or no such field"));
         }
     }
     for (name, known) in [
@@ -335,28 +377,15 @@ fn refuse_other_arithmetic(text: &Fields<'_>) -> Result<()> {
     ] {
         if let Some(kind) = text.text(name)? {
             if !known.contains(&kind) {
-                return Err(text.unsupported(
-                    name,
-                    &Value::from(kind),
-                    &format!("{}, or no such field", known.join(" or ")),
-                ));
+                return Err(text.unsupported(name, &format!("{}, or no such field", known.join(" or "))));
             }
-        }
-    }
-    if let Some(experts) = text.size("num_experts", 0, MAX_WIDTH)? {
-        if experts > 0 {
-            return Err(text.unsupported(
-                "num_experts",
-                &Value::from(experts),
-                "0 in a dense model; a mixture of experts has model type qwen3_5_moe",
-            ));
         }
     }
     Ok(())
 }
 
 fn layer_kinds(text: &Fields<'_>, layers: usize) -> Result<Vec<LayerKind>> {
-    let interval = text.size("full_attention_interval", 1, MAX_WIDTH)?.unwrap_or(4);
+    let interval = text.width("full_attention_interval", 1)?.unwrap_or(4);
     let Some(value) = text.get("layer_types") else {
         return Ok((1..=layers)
             .map(|nth| {

@@ -9,9 +9,13 @@ const SHOWN_CHARS: usize = 80;
 
 type Result<T> = std::result::Result<T, ConfigError>;
 
+/// Bound on a width, a number of rows or a count of either, far above any real model's. With bounds on products it keeps a
+/// corrupt file from asking for absurd allocations.
+const MAX_WIDTH: usize = 1 << 24;
+
 /// An object of a configuration. A null counts as absent everywhere.
-#[derive(Clone)]
-pub(super) struct Fields<'a> {
+#[derive(Debug, Clone)]
+pub struct Fields<'a> {
     map: &'a Map<String, Value>,
     /// What goes before a field's name in a message.
     prefix: String,
@@ -34,10 +38,11 @@ impl<'a> Fields<'a> {
     }
 
     /// A field's path in the file.
-    pub(super) fn path(&self, name: &str) -> String {
+    pub fn path(&self, name: &str) -> String {
         format!("{}{name}", self.prefix)
     }
 
+    /// A field's value.
     pub(super) fn get(&self, name: &str) -> Option<&'a Value> {
         self.map.get(name).filter(|value| !value.is_null())
     }
@@ -74,15 +79,16 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A refusal of a field's value.
-    pub(super) fn unsupported(&self, name: &str, found: &Value, expected: &str) -> ConfigError {
+    /// A refusal of what a field asks for.
+    pub fn unsupported(&self, name: &str, expected: &str) -> ConfigError {
         ConfigError::Unsupported {
             field: self.path(name),
-            found: shown(found),
+            found: shown(self.get(name).unwrap_or(&Value::Null)),
             expected: expected.to_owned(),
         }
     }
 
+    /// The error of a field that has to be there.
     pub(super) fn missing(&self, name: &str, expected: impl Into<String>) -> ConfigError {
         ConfigError::Missing {
             field: self.path(name),
@@ -91,7 +97,7 @@ impl<'a> Fields<'a> {
     }
 
     /// A whole number within bounds, both included.
-    pub(super) fn size(&self, name: &str, min: usize, max: usize) -> Result<Option<usize>> {
+    pub fn size(&self, name: &str, min: usize, max: usize) -> Result<Option<usize>> {
         self.read(name, &format!("a whole number from {min} to {max}"), |value| {
             let size = usize::try_from(value.as_u64()?).ok()?;
             (min..=max).contains(&size).then_some(size)
@@ -99,15 +105,27 @@ impl<'a> Fields<'a> {
     }
 
     /// A whole number within bounds that must be there.
-    pub(super) fn required_size(&self, name: &str, min: usize, max: usize) -> Result<usize> {
+    pub fn required_size(&self, name: &str, min: usize, max: usize) -> Result<usize> {
         self.size(name, min, max)?
             .ok_or_else(|| self.missing(name, format!("a whole number from {min} to {max}")))
     }
 
-    pub(super) fn flag(&self, name: &str) -> Result<Option<bool>> {
+    /// The width of a matrix, or how many there are of a thing, from `min` up to a bound that no model reaches.
+    pub fn width(&self, name: &str, min: usize) -> Result<Option<usize>> {
+        self.size(name, min, MAX_WIDTH)
+    }
+
+    /// [`width`](Self::width) of at least 1 that must be there.
+    pub fn required_width(&self, name: &str) -> Result<usize> {
+        self.required_size(name, 1, MAX_WIDTH)
+    }
+
+    /// True or false.
+    pub fn flag(&self, name: &str) -> Result<Option<bool>> {
         self.read(name, "true or false", Value::as_bool)
     }
 
+    /// A string.
     pub(super) fn text(&self, name: &str) -> Result<Option<&'a str>> {
         self.read(name, "a string", Value::as_str)
     }

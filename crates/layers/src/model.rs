@@ -5,42 +5,53 @@ use std::sync::Arc;
 use recant_core::candle::Tensor;
 use recant_core::{LanguageModel, ModelSpec, Output, Result, Rows, Segment, SegmentOutput, StackLayout};
 use recant_kernels::{Backend, Linear, Rotary};
-use recant_layers::{DecoderBlock, RmsNorm, Sequence};
 use recant_weights::{Folder, Inventory, Source, Weights};
 
-use crate::assembly::{part, Assembly, Parts};
-use crate::{Config, Error, LoadOptions};
+use crate::{Assembly, Config, DecoderBlock, Error, Family, LoadOptions, RmsNorm, Sequence};
 
-/// A dense Qwen3.5 or Qwen3.6 language model.
+/// A hybrid language model of any [`Family`]. Clones share the weights.
 ///
-/// Weights stay in the type they are stored in; activations, caches and logits are f32.
+/// Weights stay in the type they are stored in; activations, caches and logits are f32. It keeps the law of
+/// [`LanguageModel`] for every number of rows, segments and threads with [`Backend::Cpu`](crate::Backend::Cpu). With
+/// `Backend::Composed` it runs on any device of candle, and does not promise that: candle's matrix products choose their
+/// kernel by the number of rows.
+#[derive(Debug, Clone)]
+pub struct HybridModel {
+    trunk: Arc<Trunk>,
+    /// Rows of the head, where not all of them are wanted.
+    head_rows: Option<Arc<Linear>>,
+}
+
 #[derive(Debug)]
-pub struct Model {
+struct Trunk {
     spec: ModelSpec,
     config: Config,
     embed: Linear,
     blocks: Vec<DecoderBlock>,
     norm: RmsNorm,
+    /// Absent when the embedding is the head.
     head: Option<Linear>,
     rotary: Rotary,
+    backend: Backend,
 }
 
-impl Model {
+impl HybridModel {
     /// Loads a checkpoint folder. `progress` is told how many of how many bytes are read.
     ///
     /// # Errors
     /// A configuration or a tensor that is missing, unknown or contradicts another: each is named.
     pub fn load(
+        family: &dyn Family,
         folder: &Folder,
         options: &LoadOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> crate::Result<(Self, Inventory)> {
-        let config = Config::from_json(folder.config(), folder.generation_config())?;
+        let config = Config::from_json(family, folder.config(), folder.generation_config())?;
         let mut weights = Watched {
             weights: folder.weights()?,
             progress,
         };
-        let model = Self::build(config, folder.fingerprint(), &mut weights, options)?;
+        let model = Self::build(family, config, folder.fingerprint(), &mut weights, options)?;
         let inventory = weights.weights.finish()?;
         Ok((model, inventory))
     }
@@ -50,31 +61,33 @@ impl Model {
     /// # Errors
     /// A tensor that is missing or of another shape, or a device that the backend does not run on.
     pub fn build(
+        family: &dyn Family,
         config: Config,
         fingerprint: &str,
         source: &mut dyn Source,
         options: &LoadOptions,
     ) -> crate::Result<Self> {
-        if options.backend == Backend::Cpu && !options.device.is_cpu() {
-            return Err(Error::Device {
-                device: format!("{:?}", options.device.location()),
-            });
-        }
-        let mut assembly = Assembly {
-            config: &config,
-            options,
-            source,
+        let mut assembly = Assembly::new(family, &config, options, source)?;
+        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+        let embed = assembly.linear("embed_tokens.weight", vocab, hidden)?;
+        let head = if config.tie.is_tied(assembly.has("lm_head.weight")) {
+            assembly.discard("lm_head.weight");
+            None
+        } else {
+            Some(assembly.linear("lm_head.weight", vocab, hidden)?)
         };
-        let Parts {
-            embed,
-            blocks,
-            norm,
-            head,
-        } = assembly.parts()?;
+        let kinds = config.layer_kinds.iter().zip(&config.feed_forward);
+        let blocks = kinds
+            .enumerate()
+            .map(|(layer, (kind, feed_forward))| {
+                assembly.block(&format!("layers.{layer}"), *kind, feed_forward)
+            })
+            .collect::<crate::Result<Vec<_>>>()?;
+        let norm = assembly.norm("norm.weight")?;
         let rotary = Rotary::new(config.rope_theta, config.rotary_dims)
-            .map_err(|e| part("rope_parameters", e.into()))?;
+            .map_err(|e| Error::part("rope_parameters", e))?;
         let spec = ModelSpec {
-            family: "qwen3_5".to_owned(),
+            family: family.name().to_owned(),
             vocab_size: config.vocab_size,
             hidden_size: config.hidden_size,
             max_positions: config.max_position_embeddings,
@@ -86,19 +99,23 @@ impl Model {
             }),
         };
         Ok(Self {
-            spec,
-            config,
-            embed,
-            blocks,
-            norm,
-            head,
-            rotary,
+            trunk: Arc::new(Trunk {
+                spec,
+                config,
+                embed,
+                blocks,
+                norm,
+                head,
+                rotary,
+                backend: options.backend,
+            }),
+            head_rows: None,
         })
     }
 
     /// The configuration it was made with.
     pub fn config(&self) -> &Config {
-        &self.config
+        &self.trunk.config
     }
 
     /// [`forward`](LanguageModel::forward), showing the residual stream after each layer: `[rows, hidden_size]`, the rows
@@ -108,18 +125,19 @@ impl Model {
         batch: &mut [Segment<'_>],
         observe: &mut dyn FnMut(usize, &Tensor),
     ) -> Result<Output> {
-        self.spec.check(batch)?;
+        let trunk = &*self.trunk;
+        trunk.spec.check(batch)?;
         let ids: Vec<u32> = batch.iter().flat_map(|s| s.tokens).copied().collect();
         let wanted: Vec<Wanted> = batch.iter().map(Wanted::of).collect();
-        let mut x = self.embed.gather(&ids)?;
+        let mut x = trunk.embed.gather(&ids)?;
         {
             let mut sequences: Vec<Sequence<'_>> = batch.iter_mut().map(Sequence::of).collect();
             let positions: Vec<usize> = sequences
                 .iter()
                 .flat_map(|s| s.position..s.position + s.rows)
                 .collect();
-            let rotary = self.rotary.table(&positions, &self.spec.layout.device)?;
-            for (layer, block) in self.blocks.iter().enumerate() {
+            let rotary = trunk.rotary.table(&positions, &trunk.spec.layout.device)?;
+            for (layer, block) in trunk.blocks.iter().enumerate() {
                 x = block.forward(&x, layer, &rotary, &mut sequences)?;
                 observe(layer, &x);
             }
@@ -140,13 +158,14 @@ impl Model {
             });
         }
         let normed = self
+            .trunk
             .norm
             .forward(&tails(x, wanted.iter().map(|w| (w.tokens, w.normed)))?)?;
         let logits = match wanted.iter().map(|w| w.logits).sum::<usize>() {
             0 => None,
             _ => {
                 let rows = tails(&normed, wanted.iter().map(|w| (w.normed, w.logits)))?;
-                Some(self.head.as_ref().unwrap_or(&self.embed).forward(&rows)?)
+                Some(self.project(&rows)?)
             }
         };
         let (mut at_hidden, mut at_logits) = (0, 0);
@@ -170,13 +189,39 @@ impl Model {
     }
 }
 
-impl LanguageModel for Model {
+impl Trunk {
+    fn head(&self) -> &Linear {
+        self.head.as_ref().unwrap_or(&self.embed)
+    }
+}
+
+impl LanguageModel for HybridModel {
     fn spec(&self) -> &ModelSpec {
-        &self.spec
+        &self.trunk.spec
     }
 
     fn forward(&self, batch: &mut [Segment<'_>]) -> Result<Output> {
         self.forward_observed(batch, &mut |_, _| {})
+    }
+
+    fn embed(&self, ids: &[u32]) -> Result<Tensor> {
+        Ok(self.trunk.embed.gather(ids)?)
+    }
+
+    fn project(&self, hidden: &Tensor) -> Result<Tensor> {
+        let head = self.head_rows.as_deref().unwrap_or(self.trunk.head());
+        Ok(head.forward(hidden)?)
+    }
+
+    fn with_head_rows(&self, ids: &[u32]) -> Result<Arc<dyn LanguageModel>> {
+        let (head, backend) = (self.trunk.head(), self.trunk.backend);
+        // Widening to f32 and back is exact, and the sum of an output row does not depend on the rows beside it.
+        let rows = head.gather(ids)?.to_dtype(head.dtype())?;
+        let head_rows = Linear::new(backend, &[rows], None)?;
+        Ok(Arc::new(Self {
+            trunk: Arc::clone(&self.trunk),
+            head_rows: Some(Arc::new(head_rows)),
+        }))
     }
 }
 

@@ -3,9 +3,9 @@
 use crate::ConfigError;
 
 /// The result of loading a model.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A checkpoint that is not a model of this family, or not a whole one.
+/// A checkpoint that is not a model of the family, or not a whole one.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -29,4 +29,14 @@ pub enum Error {
         /// Where the model was to be put.
         device: String,
     },
+}
+
+impl Error {
+    /// An error of the part of a model that `part` names.
+    pub fn part(part: &str, source: impl Into<recant_core::Error>) -> Self {
+        Self::Part {
+            part: part.to_owned(),
+            source: source.into(),
+        }
+    }
 }

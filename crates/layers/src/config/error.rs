@@ -5,15 +5,14 @@
 #[non_exhaustive]
 pub enum ConfigError {
     /// The configuration is of another kind of model.
-    #[error(
-        "{field} is {found}, which is not supported here; expected one of {}",
-        super::MODEL_TYPES.join(", ")
-    )]
+    #[error("{field} is {found}, which is not supported here; expected one of {supported}")]
     ModelType {
         /// The field.
         field: String,
         /// What it says.
         found: String,
+        /// What it may say.
+        supported: String,
     },
 
     /// A field that has no default is absent or null.

@@ -1,0 +1,200 @@
+//! Tensors to layers.
+
+use recant_core::candle::{Device, Tensor};
+use recant_kernels::{AttentionShape, Backend, Linear};
+use recant_weights::Source;
+
+use crate::{
+    AttentionWeights, Config, DecoderBlock, DeltaInputs, DeltaNetWeights, Error, Family, FeedForward,
+    GatedAttention, GatedDeltaNet, LayerKind, Mixer, Mlp, Result, RmsNorm,
+};
+
+/// Where a model runs, and on what.
+#[derive(Debug, Clone)]
+pub struct LoadOptions {
+    /// Own kernels, or ops of candle.
+    pub backend: Backend,
+    /// Where the weights are put.
+    pub device: Device,
+}
+
+impl Default for LoadOptions {
+    /// Own kernels on the CPU.
+    fn default() -> Self {
+        Self {
+            backend: Backend::Cpu,
+            device: Device::Cpu,
+        }
+    }
+}
+
+/// Takes tensors by name and makes layers of them.
+pub struct Assembly<'a> {
+    family: &'a dyn Family,
+    config: &'a Config,
+    options: &'a LoadOptions,
+    source: &'a mut dyn Source,
+}
+
+impl<'a> Assembly<'a> {
+    /// # Errors
+    /// A device that the backend does not run on.
+    pub fn new(
+        family: &'a dyn Family,
+        config: &'a Config,
+        options: &'a LoadOptions,
+        source: &'a mut dyn Source,
+    ) -> Result<Self> {
+        if options.backend == Backend::Cpu && !options.device.is_cpu() {
+            return Err(Error::Device {
+                device: format!("{:?}", options.device.location()),
+            });
+        }
+        Ok(Self {
+            family,
+            config,
+            options,
+            source,
+        })
+    }
+
+    /// The configuration that gives shapes.
+    pub fn config(&self) -> &'a Config {
+        self.config
+    }
+
+    /// Whether the source has a tensor of this name.
+    pub fn has(&self, name: &str) -> bool {
+        self.source.has(name)
+    }
+
+    /// Sets a tensor aside as known and not wanted.
+    pub fn discard(&mut self, name: &str) {
+        self.source.discard(name);
+    }
+
+    /// A tensor of exactly this shape, on the device of the model.
+    ///
+    /// # Errors
+    /// A tensor that is missing, taken already, or of another shape or type. So say all that take one.
+    pub fn take(&mut self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        let tensor = self.source.take(name, shape)?;
+        tensor
+            .to_device(&self.options.device)
+            .map_err(|e| Error::part(name, e))
+    }
+
+    /// A layer without a bias of the matrix `[rows, width]` of this name.
+    pub fn linear(&mut self, name: &str, rows: usize, width: usize) -> Result<Linear> {
+        let weight = self.take(name, &[rows, width])?;
+        Linear::new(self.options.backend, &[weight], None).map_err(|e| Error::part(name, e))
+    }
+
+    /// A zero-centred norm over the residual stream.
+    pub fn norm(&mut self, name: &str) -> Result<RmsNorm> {
+        let weight = self.take(name, &[self.config.hidden_size])?;
+        RmsNorm::zero_centred(self.options.backend, &weight, self.config.rms_norm_eps)
+            .map_err(|e| Error::part(name, e))
+    }
+
+    /// The decoder layer whose names begin with `prefix`, such as `layers.0`.
+    pub fn block(
+        &mut self,
+        prefix: &str,
+        kind: LayerKind,
+        feed_forward: &FeedForward,
+    ) -> Result<DecoderBlock> {
+        Ok(DecoderBlock {
+            input_norm: self.norm(&format!("{prefix}.input_layernorm.weight"))?,
+            mixer: match kind {
+                LayerKind::Linear => Mixer::Linear(self.delta_net(&format!("{prefix}.linear_attn"))?),
+                LayerKind::Full => Mixer::Full(self.attention(&format!("{prefix}.self_attn"))?),
+            },
+            post_norm: self.norm(&format!("{prefix}.post_attention_layernorm.weight"))?,
+            mlp: match *feed_forward {
+                FeedForward::Dense { width } => self.mlp(&format!("{prefix}.mlp"), width)?,
+            },
+        })
+    }
+
+    /// The MLP of this width whose names begin with `prefix`.
+    pub fn mlp(&mut self, prefix: &str, width: usize) -> Result<Mlp> {
+        let hidden = self.config.hidden_size;
+        let gate = self.take(&format!("{prefix}.gate_proj.weight"), &[width, hidden])?;
+        let up = self.take(&format!("{prefix}.up_proj.weight"), &[width, hidden])?;
+        let down = self.take(&format!("{prefix}.down_proj.weight"), &[hidden, width])?;
+        Mlp::new(self.options.backend, &gate, &up, &down).map_err(|e| Error::part(prefix, e))
+    }
+
+    fn attention(&mut self, prefix: &str) -> Result<GatedAttention> {
+        let config = self.config;
+        let shape = AttentionShape {
+            heads: config.num_attention_heads,
+            kv_heads: config.num_key_value_heads,
+            head_dim: config.head_dim,
+            rotary_dims: config.rotary_dims,
+            gated: config.attn_output_gate,
+            eps: config.rms_norm_eps,
+        };
+        let hidden = config.hidden_size;
+        let (inner, kv) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
+        let q_rows = if shape.gated { 2 * inner } else { inner };
+        let weights = AttentionWeights {
+            q: self.take(&format!("{prefix}.q_proj.weight"), &[q_rows, hidden])?,
+            k: self.take(&format!("{prefix}.k_proj.weight"), &[kv, hidden])?,
+            v: self.take(&format!("{prefix}.v_proj.weight"), &[kv, hidden])?,
+            o: self.take(&format!("{prefix}.o_proj.weight"), &[hidden, inner])?,
+            biases: if config.attention_bias {
+                Some([
+                    self.take(&format!("{prefix}.q_proj.bias"), &[q_rows])?,
+                    self.take(&format!("{prefix}.k_proj.bias"), &[kv])?,
+                    self.take(&format!("{prefix}.v_proj.bias"), &[kv])?,
+                    self.take(&format!("{prefix}.o_proj.bias"), &[hidden])?,
+                ])
+            } else {
+                None
+            },
+            q_norm: self.take(&format!("{prefix}.q_norm.weight"), &[shape.head_dim])?,
+            k_norm: self.take(&format!("{prefix}.k_norm.weight"), &[shape.head_dim])?,
+        };
+        GatedAttention::new(self.options.backend, shape, &weights).map_err(|e| Error::part(prefix, e))
+    }
+
+    fn delta_net(&mut self, prefix: &str) -> Result<GatedDeltaNet> {
+        let shape = self.config.delta_shape();
+        let (hidden, heads, taps) = (self.config.hidden_size, shape.value_heads, shape.conv_kernel);
+        let channels = self.config.linear_channels();
+        let family = self.family;
+        let conv = self.take(&format!("{prefix}.conv1d.weight"), &[channels, 1, taps])?;
+        let weights = DeltaNetWeights {
+            inputs: family.delta_inputs(self, prefix)?,
+            conv: conv.squeeze(1).map_err(|e| Error::part(prefix, e))?,
+            a_log: self.take(&format!("{prefix}.A_log"), &[heads])?,
+            dt_bias: self.take(&format!("{prefix}.dt_bias"), &[heads])?,
+            norm: self.take(&format!("{prefix}.norm.weight"), &[shape.value_dim])?,
+            out: self.take(
+                &format!("{prefix}.out_proj.weight"),
+                &[hidden, heads * shape.value_dim],
+            )?,
+        };
+        GatedDeltaNet::new(self.options.backend, shape, &weights).map_err(|e| Error::part(prefix, e))
+    }
+
+    /// The input projections of a Gated DeltaNet layer, stored as four tensors.
+    pub(crate) fn delta_inputs(&mut self, prefix: &str) -> Result<DeltaInputs> {
+        let shape = self.config.delta_shape();
+        let (hidden, heads) = (self.config.hidden_size, shape.value_heads);
+        Ok(DeltaInputs {
+            qkv: self.take(
+                &format!("{prefix}.in_proj_qkv.weight"),
+                &[self.config.linear_channels(), hidden],
+            )?,
+            z: self.take(
+                &format!("{prefix}.in_proj_z.weight"),
+                &[heads * shape.value_dim, hidden],
+            )?,
+            b: self.take(&format!("{prefix}.in_proj_b.weight"), &[heads, hidden])?,
+            a: self.take(&format!("{prefix}.in_proj_a.weight"), &[heads, hidden])?,
+        })
+    }
+}
