@@ -180,7 +180,10 @@ impl Ends {
             let agreed = (depth + 1..end)
                 .find(|&d| back(now, d) != back(last, d))
                 .unwrap_or(end);
-            found = Some(Found { len: agreed, end: last });
+            found = Some(Found {
+                len: agreed,
+                end: last,
+            });
             if agreed < end {
                 let fork = self.node(agreed, now);
                 let leaf = self.node(longest, now);

@@ -56,7 +56,7 @@ pub struct DraftLog {
     pub text: Vec<u32>,
     /// The rounds since the last reset.
     pub rounds: Vec<DraftRound>,
-    /// What broke the drafter's contract: a round observed twice, more accepted than proposed.
+    /// What broke the drafter's contract: a round observed before there was a text, or in which the text did not grow.
     pub problems: Vec<String>,
 }
 
@@ -174,22 +174,23 @@ impl Drafter for ScriptedDrafter {
         Ok(proposed)
     }
 
-    fn observe(&mut self, accepted: usize, next: u32, _hidden: Option<&Tensor>) {
+    fn observe(&mut self, tokens: &[u32], _hidden: Option<&Tensor>) {
         let log = &mut *self.log.lock();
-        let Some(round) = log.rounds.last_mut() else {
-            log.problems.push(String::from("observe() without propose()"));
+        if log.text.is_empty() {
+            log.problems
+                .push(format!("observe({tokens:?}) before there is a text"));
+        }
+        let Some((_, before_pending)) = tokens.split_last() else {
+            log.problems.push(String::from("observe() of no tokens"));
             return;
         };
-        if round.accepted.is_some() {
-            log.problems.push(format!("round {round:?} was observed twice"));
+        // Only the last proposal began where these tokens begin, and only if the text did not grow since.
+        if let Some(round) = log.rounds.last_mut().filter(|round| round.accepted.is_none()) {
+            let same = |(a, b): &(&u32, &u32)| a == b;
+            let agreed = round.proposed.iter().zip(before_pending).take_while(same).count();
+            round.accepted = Some(agreed);
         }
-        if accepted > round.proposed.len() {
-            log.problems
-                .push(format!("{accepted} tokens of {round:?} were accepted"));
-        }
-        round.accepted = Some(accepted);
-        log.text.extend(round.proposed.iter().take(accepted));
-        log.text.push(next);
+        log.text.extend_from_slice(tokens);
     }
 
     fn reset(&mut self) {
@@ -225,12 +226,21 @@ mod tests {
             let truth = model.continuation(&text, 5);
             let accepted = proposed.iter().zip(&truth).take_while(|(a, b)| a == b).count();
             assert_eq!((proposed.len(), accepted), (length, right));
-            drafter.observe(accepted, truth[accepted], None);
+            drafter.observe(&truth[..=accepted], None);
             text.extend(&truth[..=accepted]);
-            assert_eq!(drafter.log().read().text, text);
+            let log = drafter.log().read();
+            assert_eq!(log.text, text);
+            assert_eq!(log.rounds.last().and_then(|round| round.accepted), Some(accepted));
         }
+        // A round of somebody else's guesses is part of the text, and none of its own.
+        let rounds = drafter.log().read().rounds;
+        drafter.observe(&[1, 2], None);
+        assert_eq!(drafter.log().read().rounds, rounds);
         assert!(drafter.log().read().problems.is_empty());
-        drafter.observe(1, 0, None);
+        drafter.observe(&[], None);
+        drafter.reset();
+        assert!(drafter.log().read().problems.is_empty());
+        drafter.observe(&[1], None);
         assert_eq!(drafter.log().read().problems.len(), 1);
         Ok(())
     }

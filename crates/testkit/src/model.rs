@@ -308,9 +308,10 @@ impl ScriptedModel {
             logits: (wanted > 0)
                 .then(|| tensor(logits, (wanted, self.spec.vocab_size)))
                 .transpose()?,
+            // There is no norm, so the rows before and after it are the same.
             hidden: segment
                 .hidden
-                .then(|| tensor(flat, (rows.len(), HIDDEN)))
+                .map(|_| tensor(flat, (rows.len(), HIDDEN)))
                 .transpose()?,
         })
     }

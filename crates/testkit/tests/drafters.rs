@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use recant_core::candle::Tensor;
-use recant_core::{CacheOptions, LanguageModel, ModelSpec};
-use recant_generate::{Drafter, ModelDrafter, Result};
+use recant_core::{CacheOptions, Hidden, LanguageModel, ModelSpec};
+use recant_generate::{CombinedDrafter, Drafter, ModelDrafter, NgramDrafter, Result};
 use recant_testkit::conformance::{self, Options};
 use recant_testkit::{Draft, Failure, ScriptedDrafter, ScriptedModel};
 
@@ -18,6 +18,30 @@ fn a_model_drafter_passes() -> std::result::Result<(), Failure> {
         &target,
         &Options::default(),
     )
+}
+
+#[test]
+fn drafters_that_look_up_the_text_pass() -> std::result::Result<(), Failure> {
+    // Few ids and a short least length, so that much repeats.
+    let target = ScriptedModel::new(1, 3);
+    let options = Options::default();
+    for least in [1, 2, 3] {
+        let ngram = || NgramDrafter::new().with_least(least);
+        conformance::drafter(|| Box::new(ngram()), &target, &options)?;
+        let draft: Arc<dyn LanguageModel> = Arc::new(ScriptedModel::new(2, 3));
+        let make = || ModelDrafter::new(Arc::clone(&draft), &CacheOptions::default());
+        conformance::drafter(
+            || {
+                Box::new(CombinedDrafter::new(
+                    ngram(),
+                    Box::new(make().expect("a drafter")),
+                ))
+            },
+            &target,
+            &options,
+        )?;
+    }
+    Ok(())
 }
 
 #[test]
@@ -37,6 +61,10 @@ enum Flaw {
     MissesTheLastAccepted,
     /// As when a round without drafts returns before it takes in the text.
     SleepsThroughEmptyRounds,
+    /// As when a drafter believes that what it did not guess was not kept.
+    TakesInNoMoreThanItProposed,
+    /// As when an old proposal is compared with what came rounds later.
+    ComparesWithAnOldProposal,
     KeepsItsGuesses,
     /// As when a second proposal in a round continues the first.
     GoesOnWhenAskedAgain,
@@ -110,22 +138,35 @@ impl Drafter for Hashing {
         }
     }
 
-    fn observe(&mut self, accepted: usize, next: u32, hidden: Option<&Tensor>) {
-        let mut kept = &self.proposed[..accepted.min(self.proposed.len())];
+    fn observe(&mut self, tokens: &[u32], hidden: Option<&Tensor>) {
+        let Some((next, kept)) = tokens.split_last() else {
+            return;
+        };
+        let agreed = self.proposed.iter().zip(kept).take_while(|(a, b)| a == b).count();
+        let mut kept = kept.to_vec();
         match self.flaw {
-            Flaw::MissesTheLastAccepted if !kept.is_empty() => kept = &kept[..kept.len() - 1],
+            Flaw::MissesTheLastAccepted if agreed > 0 => drop(kept.remove(agreed - 1)),
             Flaw::SleepsThroughEmptyRounds if self.proposed.is_empty() => return,
+            Flaw::TakesInNoMoreThanItProposed => kept.truncate(agreed),
+            Flaw::ComparesWithAnOldProposal if !self.proposed.is_empty() && agreed == 0 => {
+                kept.truncate(self.proposed.len());
+            }
             _ => {}
         }
         self.text.extend(kept);
-        self.text.push(next);
+        self.text.push(*next);
+        if !matches!(self.flaw, Flaw::ComparesWithAnOldProposal) {
+            self.proposed.clear();
+        }
         self.forget_guesses();
-        let skip = usize::from(matches!(self.flaw, Flaw::TakesHiddenRowsOfTheWrongTokens) && accepted > 0);
+        let skip =
+            usize::from(matches!(self.flaw, Flaw::TakesHiddenRowsOfTheWrongTokens) && tokens.len() > 1);
         self.take(hidden, skip).expect("rows of f32");
     }
 
-    fn wants_hidden(&self) -> bool {
-        matches!(self.flaw, Flaw::None | Flaw::TakesHiddenRowsOfTheWrongTokens)
+    fn wants_hidden(&self) -> Option<Hidden> {
+        let wants = matches!(self.flaw, Flaw::None | Flaw::TakesHiddenRowsOfTheWrongTokens);
+        wants.then_some(Hidden::PostNorm)
     }
 
     fn reset(&mut self) {
@@ -149,7 +190,15 @@ fn c010_c013_c015_every_flaw_of_a_drafter_is_found() {
             Flaw::SleepsThroughEmptyRounds,
             "a new drafter that is given the same text",
         ),
-        (Flaw::KeepsItsGuesses, "a new drafter that is given the same text"),
+        (
+            Flaw::TakesInNoMoreThanItProposed,
+            "a new drafter that is given the same text",
+        ),
+        (
+            Flaw::ComparesWithAnOldProposal,
+            "a new drafter that is given the same text",
+        ),
+        (Flaw::KeepsItsGuesses, "guesses that were not kept leave no trace"),
         (Flaw::GoesOnWhenAskedAgain, "changed the next proposal"),
         (Flaw::SurvivesReset, "a new drafter that is given the same text"),
         (Flaw::ProposesTooMuch, "with ids below 32 allowed"),

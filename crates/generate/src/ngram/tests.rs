@@ -73,7 +73,11 @@ fn what_followed_the_most_recent_occurrence_is_proposed() -> Result<()> {
     assert_eq!(drafter.propose(4)?, [5, 8, 1, 2]);
     assert_eq!(drafter.propose(4)?, [5, 8, 1, 2], "asking changes nothing");
     drafter.observe(&[4], None);
-    assert_eq!(drafter.propose(2)?, [9, 1], "a longer occurrence goes before a recent one");
+    assert_eq!(
+        drafter.propose(2)?,
+        [9, 1],
+        "a longer occurrence goes before a recent one"
+    );
     Ok(())
 }
 
@@ -111,7 +115,10 @@ fn a_reset_forgets_everything() -> Result<()> {
     assert_eq!(used.propose(3)?, [0u32; 0]);
     used.push(&[1, 2, 3, 7, 1, 2, 3]);
     assert_eq!(used.propose(2)?, [7, 1]);
-    assert_eq!(used.ends.nodes.len(), drafter(&[1, 2, 3, 7, 1, 2, 3]).ends.nodes.len());
+    assert_eq!(
+        used.ends.nodes.len(),
+        drafter(&[1, 2, 3, 7, 1, 2, 3]).ends.nodes.len()
+    );
     Ok(())
 }
 
@@ -119,7 +126,9 @@ fn a_reset_forgets_everything() -> Result<()> {
 fn memory_is_linear_in_texts_of_a_hundred_thousand_tokens() {
     let mut state = 1u64;
     let mut random = move |below: u64| {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        state = state
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
         ((state >> 33) % below) as u32
     };
     let texts: [Box<dyn FnMut(usize) -> u32>; 5] = [

@@ -31,28 +31,36 @@ pub(super) fn check(
             followed.text.clear();
         }
         followed.prefill(&prompt)?;
-        for round in 0..16 {
-            // Spells without drafts, as when depth adapts.
-            let k = if (5..9).contains(&round) {
-                0
+        for round in 0..20 {
+            // Spells without drafts, as when depth adapts or another drafter is asked.
+            let spell = (5..9).contains(&round);
+            let k = if spell { 0 } else { rng.between(0, WIDEST) };
+            let proposed = if spell && run % 2 == 0 {
+                Vec::new()
             } else {
-                rng.between(0, WIDEST)
+                let proposed = followed.propose(k)?;
+                if rng.between(0, 3) == 0 && followed.propose(k)? != proposed {
+                    return Err(followed.broken("a round that was not observed changed the next proposal"));
+                }
+                let mut fresh = Followed::new(make(), target)?;
+                fresh.prefill(&followed.text)?;
+                let expected = fresh.propose(k)?;
+                if proposed != expected {
+                    return Err(followed.broken(&format!(
+                        "it proposes {proposed:?}, and a new drafter that is given the same text proposes {expected:?}"
+                    )));
+                }
+                proposed
             };
-            let proposed = followed.propose(k)?;
-            if rng.between(0, 3) == 0 && followed.propose(k)? != proposed {
-                return Err(followed.broken("a round that was not observed changed the next proposal"));
+            // The first of its own guesses, then others', then the token that is pending; sometimes that is its own too.
+            let mut tokens = proposed[..rng.between(0, proposed.len())].to_vec();
+            if rng.between(0, 2) == 0 {
+                tokens.extend((0..rng.between(1, WIDEST)).map(|_| draw(&mut rng)));
             }
-            let mut fresh = Followed::new(make(), target)?;
-            fresh.prefill(&followed.text)?;
-            let expected = fresh.propose(k)?;
-            if proposed != expected {
-                return Err(followed.broken(&format!(
-                    "it proposes {proposed:?}, and a new drafter that is given the same text proposes {expected:?}"
-                )));
+            if tokens.is_empty() || rng.between(0, 3) > 0 {
+                tokens.push(draw(&mut rng));
             }
-            let accepted = rng.between(0, proposed.len());
-            let next = draw(&mut rng);
-            followed.observe(&proposed, accepted, next)?;
+            followed.observe(&tokens)?;
         }
     }
     Ok(())
@@ -103,6 +111,7 @@ impl<'a> Followed<'a> {
         self.scene.push_str(&format!(", asked for {k}"));
         let result = self.drafter.propose(k);
         let proposed = self.done("propose()", result)?;
+        self.scene.push_str(&format!(", proposed {proposed:?}"));
         let vocab = self.target.spec().vocab_size;
         if proposed.len() > k || proposed.iter().any(|id| *id as usize >= vocab) {
             return Err(self.broken(&format!(
@@ -112,26 +121,24 @@ impl<'a> Followed<'a> {
         Ok(proposed)
     }
 
-    fn observe(&mut self, proposed: &[u32], accepted: usize, next: u32) -> Result<(), Failure> {
-        self.scene
-            .push_str(&format!(", {accepted} of {} accepted", proposed.len()));
+    fn observe(&mut self, tokens: &[u32]) -> Result<(), Failure> {
+        self.scene.push_str(&format!(", grew by {tokens:?}"));
         let start = self.text.len() - 1;
-        self.text.extend(&proposed[..accepted]);
-        self.text.push(next);
-        let hidden = self.hidden(start, accepted + 1)?;
-        self.drafter.observe(accepted, next, hidden.as_ref());
+        self.text.extend(tokens);
+        let hidden = self.hidden(start, tokens.len())?;
+        self.drafter.observe(tokens, hidden.as_ref());
         Ok(())
     }
 
     /// The target's hidden rows for `rows` tokens of the text from `start` on, if the drafter wants them.
     fn hidden(&self, start: usize, rows: usize) -> Result<Option<Tensor>, Failure> {
-        if !self.drafter.wants_hidden() {
+        let Some(kind) = self.drafter.wants_hidden() else {
             return Ok(None);
-        }
+        };
         let run = || -> recant_core::Result<Tensor> {
             let mut caches = self.target.new_caches(&CacheOptions::default())?;
             let mut segment = Segment::new(&self.text[..start + rows], &mut caches, Rows::None);
-            segment.hidden = true;
+            segment.hidden = Some(kind);
             let output = self.target.forward(&mut [segment])?;
             let hidden = output
                 .segments

@@ -1,6 +1,6 @@
 //! Models: their caches' laws, and those of a call.
 
-use recant_core::{Cache, CacheOptions, CacheStack, LanguageModel, Rows, Segment, Snapshot};
+use recant_core::{Cache, CacheOptions, CacheStack, Hidden, LanguageModel, Rows, Segment, Snapshot};
 
 use super::lab::{rows_of, Bits};
 use super::{stack, Options};
@@ -66,7 +66,7 @@ fn run(
 ) -> Result<(Vec<Bits>, Vec<Bits>, Snapshot), Failure> {
     let mut stack = new_caches(model, caches)?;
     let mut segment = Segment::new(tokens, &mut stack, rows);
-    segment.hidden = true;
+    segment.hidden = Some(Hidden::PostNorm);
     let output = done(law, "forward()", model.forward(&mut [segment]))?;
     let [segment] = output.segments.as_slice() else {
         return Err(broken(law, format!("one segment gave {}", output.segments.len())));
