@@ -6,7 +6,7 @@ mod common;
 use std::sync::Arc;
 
 use common::{bits, feed, load, text_ids, tiny, Result, Rng};
-use recant::core::{Cache, CacheOptions, LanguageModel, Rows, Segment, Snapshot, Window};
+use recant::core::{Cache, CacheOptions, Hidden, LanguageModel, Rows, Segment, Snapshot, Window};
 use recant::Threads;
 use serde_json::json;
 
@@ -165,7 +165,7 @@ fn a_segment_gives_the_rows_it_was_asked_for() -> Result<()> {
         for hidden in [false, true] {
             let mut caches = model.new_caches(&CacheOptions::default())?;
             let mut segment = Segment::new(&text, &mut caches, rows);
-            segment.hidden = hidden;
+            segment.hidden = hidden.then_some(Hidden::PostNorm);
             let output = model.forward(&mut [segment])?;
             let output = &output.segments[0];
             assert_eq!(bits(output.logits()?)?, want);

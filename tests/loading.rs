@@ -8,7 +8,7 @@ use std::path::Path;
 
 use common::{bits, seeded, Result};
 use recant::candle::{DType, Tensor};
-use recant::core::{CacheOptions, LanguageModel, Rows, Segment};
+use recant::core::{CacheOptions, Hidden, LanguageModel, Rows, Segment};
 use recant::LoadOptions;
 use recant_layers::{Config, HybridModel};
 use recant_qwen3_5::Qwen35;
@@ -219,7 +219,7 @@ fn c049_a_tied_head_is_the_embedding() -> Result<()> {
     let tokens = [3, 10, 17];
     let mut caches = model.new_caches(&CacheOptions::default())?;
     let mut segment = Segment::new(&tokens, &mut caches, Rows::All);
-    segment.hidden = true;
+    segment.hidden = Some(Hidden::PostNorm);
     let output = model.forward(&mut [segment])?;
     let output = &output.segments[0];
     let embedding = seeded::Seeded {

@@ -7,7 +7,7 @@ mod common;
 
 use common::{folder_or_skip, Golden, Result};
 use recant::candle::Tensor;
-use recant::core::{Cache, CacheOptions, CacheStack, LanguageModel, Rows, Segment, Snapshot};
+use recant::core::{Cache, CacheOptions, CacheStack, Hidden, LanguageModel, Rows, Segment, Snapshot};
 use recant::{Backend, LoadOptions};
 use recant_layers::HybridModel;
 use recant_qwen3_5::Qwen35;
@@ -59,7 +59,7 @@ fn agrees(name: &str, backend: Backend) -> Result<()> {
         let mut caches = model.new_caches(&CacheOptions::default())?;
         let mut layers: Vec<Tensor> = Vec::new();
         let mut segment = Segment::new(&prompt, &mut caches, Rows::All);
-        segment.hidden = true;
+        segment.hidden = Some(Hidden::PostNorm);
         let output = model.forward_observed(&mut [segment], &mut |_, x| layers.push(x.clone()))?;
         let output = &output.segments[0];
 

@@ -37,7 +37,7 @@ pub use checkpoint::{Checkpoint, Ledger};
 pub use error::{Error, Result};
 pub use kv::KvCache;
 pub use layout::{ArraySpec, AttentionLayout, Fold, LayerLayout, RecurrentLayout, StackLayout};
-pub use model::{LanguageModel, ModelSpec, Output, Rows, Segment, SegmentOutput};
+pub use model::{Hidden, LanguageModel, ModelSpec, Output, Rows, Segment, SegmentOutput};
 pub use rotating::{RotatingKvCache, Window};
 pub use snapshot::Snapshot;
 pub use stack::{CacheOptions, CacheStack, LayerCache};

@@ -28,6 +28,15 @@ impl Rows {
     }
 }
 
+/// Which of a model's last hidden rows a drafter is fed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Hidden {
+    /// After the final norm: what the head sees.
+    PostNorm,
+    /// Before the final norm: the residual stream after the last layer.
+    PreNorm,
+}
+
 /// One sequence's share of a call: new tokens, and the caches that hold those before them.
 #[derive(Debug)]
 pub struct Segment<'a> {
@@ -37,8 +46,8 @@ pub struct Segment<'a> {
     pub caches: &'a mut CacheStack,
     /// Rows to give logits for.
     pub logits: Rows,
-    /// Whether to give the final hidden rows of all tokens.
-    pub hidden: bool,
+    /// Which hidden rows of all tokens to give, if any.
+    pub hidden: Option<Hidden>,
 }
 
 impl<'a> Segment<'a> {
@@ -48,7 +57,7 @@ impl<'a> Segment<'a> {
             tokens,
             caches,
             logits,
-            hidden: false,
+            hidden: None,
         }
     }
 }
@@ -58,7 +67,7 @@ impl<'a> Segment<'a> {
 pub struct SegmentOutput {
     /// `[rows wanted, vocab_size]` in f32; absent when none were wanted.
     pub logits: Option<Tensor>,
-    /// `[tokens, hidden_size]` after the final norm; absent when not wanted.
+    /// `[tokens, hidden_size]`, of the kind asked for; absent when not wanted.
     pub hidden: Option<Tensor>,
 }
 

@@ -1,7 +1,7 @@
 //! Two drafters for one text.
 
 use recant_core::candle::Tensor;
-use recant_core::ModelSpec;
+use recant_core::{Hidden, ModelSpec};
 
 use crate::{Drafter, NgramDrafter, Result};
 
@@ -50,7 +50,7 @@ impl Drafter for CombinedDrafter {
         self.other.observe(tokens, hidden);
     }
 
-    fn wants_hidden(&self) -> bool {
+    fn wants_hidden(&self) -> Option<Hidden> {
         self.other.wants_hidden()
     }
 

@@ -1,7 +1,7 @@
 //! Drafters: whatever guesses the next tokens.
 
 use recant_core::candle::Tensor;
-use recant_core::ModelSpec;
+use recant_core::{Hidden, ModelSpec};
 
 use crate::Result;
 
@@ -43,9 +43,9 @@ pub trait Drafter: Send {
     /// but the last; given when [`wants_hidden`](Drafter::wants_hidden).
     fn observe(&mut self, tokens: &[u32], hidden: Option<&Tensor>);
 
-    /// Whether the target's hidden rows are to be given.
-    fn wants_hidden(&self) -> bool {
-        false
+    /// Which of the target's hidden rows are to be given, if any.
+    fn wants_hidden(&self) -> Option<Hidden> {
+        None
     }
 
     /// Forgets the text.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use recant_core::candle::Tensor;
-use recant_core::{LanguageModel, ModelSpec, Output, Result, Rows, Segment, SegmentOutput, StackLayout};
+use recant_core::{Hidden, LanguageModel, ModelSpec, Output, Result, Rows, Segment, SegmentOutput, StackLayout};
 use recant_kernels::{Backend, Linear, Rotary};
 use recant_weights::{Folder, Inventory, Source, Weights};
 
@@ -148,27 +148,21 @@ impl HybridModel {
     /// Norm and head for the rows that are wanted.
     fn finish(&self, x: &Tensor, wanted: &[Wanted]) -> Result<Output> {
         let rows: usize = wanted.iter().map(|w| w.normed).sum();
-        if rows == 0 {
-            let nothing = SegmentOutput {
-                logits: None,
-                hidden: None,
-            };
-            return Ok(Output {
-                segments: vec![nothing; wanted.len()],
-            });
-        }
-        let normed = self
-            .trunk
-            .norm
-            .forward(&tails(x, wanted.iter().map(|w| (w.tokens, w.normed)))?)?;
-        let logits = match wanted.iter().map(|w| w.logits).sum::<usize>() {
+        let normed = match rows {
             0 => None,
             _ => {
-                let rows = tails(&normed, wanted.iter().map(|w| (w.normed, w.logits)))?;
-                Some(self.project(&rows)?)
+                let rows = tails(x, wanted.iter().map(|w| (w.tokens, w.normed)))?;
+                Some(self.trunk.norm.forward(&rows)?)
             }
         };
-        let (mut at_hidden, mut at_logits) = (0, 0);
+        let logits = match &normed {
+            Some(normed) if wanted.iter().any(|w| w.logits > 0) => {
+                let rows = tails(normed, wanted.iter().map(|w| (w.normed, w.logits)))?;
+                Some(self.project(&rows)?)
+            }
+            _ => None,
+        };
+        let (mut at, mut at_normed, mut at_logits) = (0, 0, 0);
         let mut segments = Vec::with_capacity(wanted.len());
         for w in wanted {
             segments.push(SegmentOutput {
@@ -176,13 +170,14 @@ impl HybridModel {
                     Some(logits) if w.logits > 0 => Some(logits.narrow(0, at_logits, w.logits)?),
                     _ => None,
                 },
-                hidden: if w.hidden {
-                    Some(normed.narrow(0, at_hidden, w.normed)?)
-                } else {
-                    None
+                hidden: match (w.hidden, &normed) {
+                    (Some(Hidden::PostNorm), Some(normed)) => Some(normed.narrow(0, at_normed, w.normed)?),
+                    (Some(Hidden::PreNorm), _) => Some(x.narrow(0, at, w.tokens)?),
+                    _ => None,
                 },
             });
-            at_hidden += w.normed;
+            at += w.tokens;
+            at_normed += w.normed;
             at_logits += w.logits;
         }
         Ok(Output { segments })
@@ -230,7 +225,7 @@ struct Wanted {
     tokens: usize,
     normed: usize,
     logits: usize,
-    hidden: bool,
+    hidden: Option<Hidden>,
 }
 
 impl Wanted {
@@ -239,7 +234,7 @@ impl Wanted {
         let logits = segment.logits.count(tokens);
         Self {
             tokens,
-            normed: if segment.hidden {
+            normed: if segment.hidden == Some(Hidden::PostNorm) {
                 Rows::All.count(tokens)
             } else {
                 logits
