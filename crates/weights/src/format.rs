@@ -31,6 +31,12 @@ pub(crate) fn check(folder: &Path, config: &Value, tensors: &[TensorInfo]) -> Re
     check_layout(folder, &text)
 }
 
+/// Refuses a multi-token-prediction head in a format that is not read.
+pub(crate) fn check_mtp(folder: &Path, config: &Value, tensors: &[&TensorInfo]) -> Result<()> {
+    check_config(folder, config)?;
+    check_quantized(folder, tensors)
+}
+
 fn check_config(folder: &Path, config: &Value) -> Result<()> {
     for (place, part) in [("", Some(config)), ("text_config.", config.get("text_config"))] {
         for key in ["quantization", "quantization_config"] {

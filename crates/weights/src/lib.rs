@@ -36,6 +36,7 @@ mod format;
 mod header;
 mod index;
 mod mapping;
+mod mtp;
 mod names;
 mod source;
 mod unique;
@@ -43,5 +44,6 @@ mod weights;
 
 pub use error::{Error, Result};
 pub use folder::{Dtype, Folder, TensorInfo};
+pub use mtp::{MtpWeights, Norms};
 pub use source::Source;
 pub use weights::{Inventory, Weights};

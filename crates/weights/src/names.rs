@@ -76,6 +76,43 @@ pub(crate) struct Sorted<'a> {
     pub(crate) mtp: usize,
 }
 
+/// The tensors of a multi-token-prediction head inside a checkpoint: canonical name to the name in the file.
+pub(crate) fn mtp<'a>(
+    folder: &Path,
+    names: impl Iterator<Item = &'a str>,
+) -> Result<BTreeMap<&'a str, &'a str>> {
+    let mut head = BTreeMap::new();
+    let mut prefixes: BTreeMap<&str, &str> = BTreeMap::new();
+    for name in names {
+        for prefix in MTP {
+            if let Some(canonical) = name.strip_prefix(prefix) {
+                prefixes.entry(prefix).or_insert(name);
+                head.insert(canonical, name);
+            }
+        }
+    }
+    one_prefix(folder, &prefixes)?;
+    Ok(head)
+}
+
+fn one_prefix(folder: &Path, prefixes: &BTreeMap<&str, &str>) -> Result<()> {
+    if prefixes.len() <= 1 {
+        return Ok(());
+    }
+    let seen: Vec<String> = prefixes
+        .iter()
+        .map(|(prefix, example)| format!("{prefix} ({})", clipped(example)))
+        .collect();
+    Err(Error::names(
+        folder,
+        format!(
+            "its tensors carry {} different prefixes: {}; expected one; two checkpoints seem to be mixed",
+            seen.len(),
+            list(&seen)
+        ),
+    ))
+}
+
 /// Sorts out every name of a checkpoint, or says why that cannot be done without guessing.
 pub(crate) fn sort<'a>(folder: &Path, names: impl Iterator<Item = &'a str>) -> Result<Sorted<'a>> {
     let mut sorted = Sorted {
@@ -132,19 +169,6 @@ pub(crate) fn sort<'a>(folder: &Path, names: impl Iterator<Item = &'a str>) -> R
             ),
         ));
     }
-    if prefixes.len() > 1 {
-        let seen: Vec<String> = prefixes
-            .iter()
-            .map(|(prefix, example)| format!("{prefix} ({})", clipped(example)))
-            .collect();
-        return Err(Error::names(
-            folder,
-            format!(
-                "its tensors carry {} different prefixes: {}; expected one; two checkpoints seem to be mixed",
-                seen.len(),
-                list(&seen)
-            ),
-        ));
-    }
+    one_prefix(folder, &prefixes)?;
     Ok(sorted)
 }

@@ -53,33 +53,36 @@ pub struct Inventory {
 
 impl<'a> Weights<'a> {
     pub(crate) fn new(folder: &'a Folder) -> Result<Self> {
+        let sorted = names::sort(folder.path(), folder.tensors().map(|info| info.name.as_str()))?;
+        let inventory = Inventory {
+            vision: sorted.vision,
+            mtp: sorted.mtp,
+            ..Inventory::default()
+        };
+        Ok(Self::of(folder, &sorted.text, inventory))
+    }
+
+    /// `names`: canonical name to the name in the file, for the tensors to hand out.
+    pub(crate) fn of(folder: &'a Folder, names: &BTreeMap<&'a str, &str>, inventory: Inventory) -> Self {
         let infos: BTreeMap<&str, &TensorInfo> =
             folder.tensors().map(|info| (info.name.as_str(), info)).collect();
-        let sorted = names::sort(folder.path(), infos.keys().copied())?;
-        let text: BTreeMap<&str, Slot<'_>> = sorted
-            .text
-            .into_iter()
-            .map(|(canonical, name)| {
-                (
-                    canonical,
-                    Slot {
-                        info: infos[name],
-                        state: State::Waiting,
-                    },
-                )
+        let text: BTreeMap<&str, Slot<'_>> = names
+            .iter()
+            .map(|(&canonical, &name)| {
+                let slot = Slot {
+                    info: infos[name],
+                    state: State::Waiting,
+                };
+                (canonical, slot)
             })
             .collect();
-        Ok(Self {
+        Self {
             folder,
             bytes_total: text.values().map(|slot| slot.info.bytes()).sum(),
             bytes_taken: 0,
             text,
-            inventory: Inventory {
-                vision: sorted.vision,
-                mtp: sorted.mtp,
-                ..Inventory::default()
-            },
-        })
+            inventory,
+        }
     }
 
     /// Whether the checkpoint has a text tensor of this canonical name, taken or not.

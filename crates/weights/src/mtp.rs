@@ -1,0 +1,64 @@
+//! The weights of a multi-token-prediction head, inside a checkpoint or in a folder of its own.
+
+use crate::error::Result;
+use crate::folder::{Folder, TensorInfo};
+use crate::weights::{Inventory, Weights};
+use crate::{format, names};
+
+/// How a checkpoint stores the weights of its root mean square norms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Norms {
+    /// As their distance from one.
+    ZeroCentred,
+    /// As they are multiplied.
+    OnePlus,
+}
+
+/// The weights of a multi-token-prediction head: see [`Folder::mtp`].
+#[derive(Debug)]
+pub struct MtpWeights<'a> {
+    /// The tensors, by canonical name.
+    pub weights: Weights<'a>,
+    /// How the norms are stored.
+    pub norms: Norms,
+}
+
+impl Folder {
+    /// The tensors of a multi-token-prediction head, if there are any: those behind `mtp.` in a checkpoint, or all of a
+    /// folder that holds nothing else (model type `qwen3_5_mtp`). Canonical names have no prefix: `fc.weight`.
+    ///
+    /// How norms are stored follows from the layout: behind `mtp.` they are as the original export has them, without a
+    /// prefix they are converted.
+    ///
+    /// # Errors
+    ///
+    /// As [`weights`](Self::weights).
+    pub fn mtp(&self) -> Result<Option<MtpWeights<'_>>> {
+        let mut head = names::mtp(self.path(), self.tensors().map(|t| t.name.as_str()))?;
+        let mut norms = Norms::ZeroCentred;
+        if head.is_empty() && self.is_mtp_alone() {
+            norms = Norms::OnePlus;
+            head = self
+                .tensors()
+                .map(|t| (t.name.as_str(), t.name.as_str()))
+                .collect();
+        }
+        if head.is_empty() {
+            return Ok(None);
+        }
+        let tensors: Vec<&TensorInfo> = self
+            .tensors()
+            .filter(|t| head.values().any(|name| **name == *t.name))
+            .collect();
+        format::check_mtp(self.path(), self.config(), &tensors)?;
+        Ok(Some(MtpWeights {
+            weights: Weights::of(self, &head, Inventory::default()),
+            norms,
+        }))
+    }
+
+    /// Whether the folder holds a multi-token-prediction head and no model.
+    pub fn is_mtp_alone(&self) -> bool {
+        self.config()["model_type"] == "qwen3_5_mtp"
+    }
+}
