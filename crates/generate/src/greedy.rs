@@ -18,7 +18,10 @@ pub fn argmax(values: &[f32]) -> Option<u32> {
 ///
 /// # Shapes
 /// `logits`: `[rows, vocab_size]`. `position` is that of the first row's choice, for messages.
-pub(crate) fn choose(logits: &Tensor, vocab: usize, position: usize) -> Result<Vec<u32>> {
+///
+/// # Errors
+/// A row without a number, or logits of another number of dimensions.
+pub fn choose(logits: &Tensor, vocab: usize, position: usize) -> Result<Vec<u32>> {
     let (rows, width) = logits.dims2()?;
     let vocab = vocab.min(width);
     let pick = |data: &[f32]| -> Result<Vec<u32>> {

@@ -11,6 +11,7 @@
 
 mod combined;
 mod decoder;
+mod depth;
 mod drafter;
 mod error;
 mod greedy;
@@ -19,8 +20,9 @@ mod ngram;
 
 pub use combined::CombinedDrafter;
 pub use decoder::{Decoder, Finish, Generation, Limits, Phases, Round, Token};
+pub use depth::Depth;
 pub use drafter::Drafter;
 pub use error::{Error, Result};
-pub use greedy::argmax;
+pub use greedy::{argmax, choose};
 pub use model_drafter::ModelDrafter;
 pub use ngram::NgramDrafter;

@@ -1,0 +1,195 @@
+//! Drafting with a head.
+
+use recant_core::candle::Tensor;
+use recant_core::{Cache, CacheStack, Checkpoint, Hidden, LanguageModel, ModelSpec, Transaction};
+use recant_generate::{choose, Drafter, Error, Result};
+
+use crate::MtpHead;
+
+/// Hidden rows that may wait before they are fed without being asked for.
+const WAITING: usize = 64;
+
+/// Drafts with a multi-token-prediction head.
+///
+/// The head's caches hold a row for every pair of a target's hidden row and the token after it. Drafts beyond the first are
+/// chained on rows of the head's own; after each round those are taken back and the pairs of true hidden rows fed in their
+/// place, so that what the head has seen never depends on what was drafted.
+pub struct MtpDrafter {
+    head: MtpHead,
+    hidden: Hidden,
+    caches: CacheStack,
+    vocab: usize,
+    /// Pairs that the caches do not hold yet.
+    waiting: Vec<(Tensor, Vec<u32>)>,
+    /// The newest hidden row, while the token after it is not known.
+    carried: Option<Tensor>,
+    /// The head's row for the newest pair, from which the first draft comes.
+    newest: Option<Tensor>,
+    /// Rows after this are chained on drafts.
+    chain: Option<Checkpoint>,
+    /// What went wrong where nothing could be returned.
+    failed: Option<Error>,
+}
+
+impl MtpDrafter {
+    /// A drafter fed with the target's hidden rows of the given kind.
+    ///
+    /// # Errors
+    /// No caches can be made.
+    pub fn new(head: MtpHead, hidden: Hidden) -> crate::Result<Self> {
+        Ok(Self {
+            caches: head.new_caches()?,
+            vocab: head.target().spec().vocab_size,
+            head,
+            hidden,
+            waiting: Vec::new(),
+            carried: None,
+            newest: None,
+            chain: None,
+            failed: None,
+        })
+    }
+
+    /// The head's caches. Once a proposal was observed and the next one asked for, they begin with a row for each pair of
+    /// the text.
+    pub fn caches(&self) -> &CacheStack {
+        &self.caches
+    }
+
+    fn waiting_rows(&self) -> usize {
+        self.waiting.iter().map(|(_, tokens)| tokens.len()).sum()
+    }
+
+    /// Takes back the rows that were chained on drafts.
+    fn cut_chain(&mut self) -> Result<()> {
+        if let Some(checkpoint) = self.chain.take() {
+            let restored = self.caches.restore(&checkpoint);
+            self.caches.commit(checkpoint);
+            restored?;
+        }
+        Ok(())
+    }
+
+    /// Feeds all pairs that wait.
+    fn catch_up(&mut self) -> Result<()> {
+        if self.waiting.is_empty() {
+            return Ok(());
+        }
+        let hidden: Vec<&Tensor> = self.waiting.iter().map(|(hidden, _)| hidden).collect();
+        let hidden = Tensor::cat(&hidden, 0)?;
+        let tokens: Vec<u32> = self.waiting.iter().flat_map(|(_, tokens)| tokens).copied().collect();
+        let mut feeding = Transaction::begin(&mut self.caches)?;
+        let rows = self.head.forward(&hidden, &tokens, feeding.cache()).map_err(other)?;
+        feeding.keep(tokens.len())?;
+        // A copy, since a view would keep all rows alive.
+        self.newest = Some(rows.narrow(0, tokens.len() - 1, 1)?.force_contiguous()?);
+        self.waiting.clear();
+        Ok(())
+    }
+
+    fn choose(&self, row: &Tensor) -> Result<u32> {
+        let logits = self.head.target().project(row)?;
+        Ok(choose(&logits, self.vocab, self.caches.len() + 2)?[0])
+    }
+
+    fn extend(&mut self, k: usize) -> Result<Vec<u32>> {
+        let Some(newest) = self.newest.clone() else {
+            return Ok(Vec::new());
+        };
+        let mut proposed = vec![self.choose(&newest)?];
+        if k > 1 {
+            self.chain = Some(self.caches.checkpoint()?);
+        }
+        let mut row = newest;
+        while proposed.len() < k {
+            let last = proposed[proposed.len() - 1];
+            row = self.head.forward(&row, &[last], &mut self.caches).map_err(other)?;
+            proposed.push(self.choose(&row)?);
+        }
+        Ok(proposed)
+    }
+}
+
+fn other(error: crate::Error) -> Error {
+    match error {
+        crate::Error::Core(error) => error.into(),
+        crate::Error::Generate(error) => error,
+        error => recant_core::Error::other(error).into(),
+    }
+}
+
+impl Drafter for MtpDrafter {
+    fn attach(&mut self, target: &ModelSpec, vocab: usize) -> Result<()> {
+        let own = self.head.target().spec();
+        if own.layout.fingerprint != target.layout.fingerprint {
+            return Err(Error::Drafter(format!(
+                "the multi-token-prediction head was loaded for the model {}, the target is {}",
+                own.layout.fingerprint, target.layout.fingerprint
+            )));
+        }
+        self.vocab = own.vocab_size.min(vocab);
+        Ok(())
+    }
+
+    fn prefill(&mut self, tokens: &[u32], hidden: Option<&Tensor>) -> Result<()> {
+        self.cut_chain()?;
+        let Some((_, later)) = tokens.split_first() else {
+            return Ok(());
+        };
+        if let Some(carried) = self.carried.take() {
+            self.waiting.push((carried, vec![tokens[0]]));
+        }
+        if let Some(hidden) = hidden {
+            if !later.is_empty() {
+                self.waiting.push((hidden.narrow(0, 0, later.len())?, later.to_vec()));
+            }
+            self.carried = Some(hidden.narrow(0, later.len(), 1)?.force_contiguous()?);
+        }
+        self.catch_up()
+    }
+
+    fn propose(&mut self, k: usize) -> Result<Vec<u32>> {
+        if let Some(error) = self.failed.take() {
+            return Err(error);
+        }
+        self.cut_chain()?;
+        if k == 0 {
+            return Ok(Vec::new());
+        }
+        self.catch_up()?;
+        let proposed = self.extend(k);
+        if proposed.is_err() {
+            self.cut_chain()?;
+        }
+        proposed
+    }
+
+    fn observe(&mut self, tokens: &[u32], hidden: Option<&Tensor>) {
+        let taken = self.cut_chain().and_then(|()| {
+            let hidden = hidden.ok_or_else(|| {
+                Error::Drafter("it was told of new tokens without the target's hidden rows".to_owned())
+            })?;
+            self.waiting.push((hidden.force_contiguous()?, tokens.to_vec()));
+            if self.waiting_rows() > WAITING {
+                self.catch_up()?;
+            }
+            Ok(())
+        });
+        if let Err(error) = taken {
+            self.failed = Some(error);
+        }
+    }
+
+    fn wants_hidden(&self) -> Option<Hidden> {
+        Some(self.hidden)
+    }
+
+    fn reset(&mut self) {
+        self.caches.reset();
+        self.waiting.clear();
+        self.carried = None;
+        self.newest = None;
+        self.chain = None;
+        self.failed = None;
+    }
+}
