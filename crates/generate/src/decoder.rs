@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use recant_core::candle::Tensor;
 use recant_core::{Cache, CacheStack, LanguageModel, Rows, Segment, Transaction};
 
+use crate::depth::{Controller, Sample};
 use crate::greedy::choose;
-use crate::{Drafter, Error, Result};
+use crate::{Depth, Drafter, Error, Result};
 
 /// Most prompt tokens fed in one call.
 const CHUNK: usize = 256;
@@ -63,6 +64,9 @@ pub enum Finish {
 pub struct Round {
     /// Tokens generated: those accepted, then one that the target chose. At least one.
     pub tokens: Vec<Token>,
+    /// Tokens asked of the drafter: as many as were to be drafted, but near a limit no more than it leaves room for; 0
+    /// without a drafter.
+    pub asked: usize,
     /// Tokens proposed.
     pub drafted: usize,
     /// Proposals that stayed in the text.
@@ -78,8 +82,8 @@ pub struct Round {
 pub struct Limits {
     /// Most tokens to generate.
     pub max_tokens: usize,
-    /// Most tokens to draft in a round. 0: plain decoding.
-    pub draft_tokens: usize,
+    /// How many tokens to draft in a round.
+    pub depth: Depth,
     /// Ids that end the text. The one found is part of the output.
     pub eos: Vec<u32>,
 }
@@ -95,6 +99,8 @@ pub struct Decoder {
     model: Arc<dyn LanguageModel>,
     caches: CacheStack,
     drafter: Option<Box<dyn Drafter>>,
+    /// Chooses how far to look ahead, where nobody else does. What it learned outlives a text.
+    controller: Option<Controller>,
     vocab: usize,
     tokens: Vec<u32>,
 }
@@ -115,6 +121,7 @@ impl Decoder {
             model,
             caches,
             drafter: None,
+            controller: None,
             vocab,
             tokens: Vec::new(),
         })
@@ -199,7 +206,7 @@ impl Decoder {
 
     fn read(&mut self, fed: &[u32], pending: u32, progress: &mut dyn FnMut(usize, usize)) -> Result<()> {
         let total = fed.len() + 1;
-        let hidden = self.drafter.as_ref().is_some_and(|d| d.wants_hidden());
+        let hidden = self.drafter.as_ref().and_then(|d| d.wants_hidden());
         let mut done = 0;
         for chunk in fed.chunks(CHUNK) {
             let mut segment = Segment::new(chunk, &mut self.caches, Rows::None);
@@ -238,7 +245,10 @@ impl Decoder {
         };
         let held = self.caches.len();
         let left = self.model.spec().max_positions.saturating_sub(held + 1);
-        let draft = draft.min(room.saturating_sub(1)).min(left);
+        let asked = match &self.drafter {
+            Some(_) => draft.min(room.saturating_sub(1)).min(left),
+            None => 0,
+        };
         let mut time = Phases::default();
 
         let mut clock = Instant::now();
@@ -249,19 +259,19 @@ impl Decoder {
         };
 
         let mut block = vec![pending];
-        if let (Some(drafter), true) = (&mut self.drafter, draft > 0) {
+        if let (Some(drafter), true) = (&mut self.drafter, asked > 0) {
             let vocab = self.model.spec().vocab_size;
-            let proposed = drafter.propose(draft)?;
+            let proposed = drafter.propose(asked)?;
             block.extend(
                 proposed
                     .into_iter()
-                    .take(draft)
+                    .take(asked)
                     .take_while(|&id| (id as usize) < vocab),
             );
         }
         lap(&mut time.draft);
 
-        let hidden = self.drafter.as_ref().is_some_and(|d| d.wants_hidden());
+        let hidden = self.drafter.as_ref().and_then(|d| d.wants_hidden());
         let mut round = Transaction::begin(&mut self.caches)?;
         lap(&mut time.rollback);
         let mut segment = Segment::new(&block, round.cache(), Rows::All);
@@ -279,7 +289,7 @@ impl Decoder {
         let end = generated.iter().position(|id| eos.contains(id));
         let generated = &generated[..end.map_or(generated.len(), |at| at + 1)];
         let rows: Option<Tensor> = match &output.hidden {
-            Some(rows) if hidden => Some(rows.narrow(0, 0, generated.len())?),
+            Some(rows) if hidden.is_some() => Some(rows.narrow(0, 0, generated.len())?),
             _ => None,
         };
         lap(&mut time.sample);
@@ -299,11 +309,35 @@ impl Decoder {
                     drafted: proposed.get(i) == Some(&id),
                 })
                 .collect(),
+            asked,
             drafted: proposed.len(),
             accepted: generated.iter().zip(proposed).filter(|(a, b)| a == b).count(),
             eos: end.is_some(),
             time,
         })
+    }
+
+    /// A round of a depth that is chosen by what earlier rounds taught, and that teaches in turn.
+    fn adaptive_round(&mut self, most: usize, room: usize, eos: &[u32]) -> Result<Round> {
+        let mut controller = self
+            .controller
+            .take()
+            .filter(|controller| controller.serves(most))
+            .unwrap_or_else(|| Controller::new(most));
+        let round = self.round(controller.choose(), room, eos);
+        // An end token cuts off the rest of a proposal, right or wrong: such a round teaches nothing.
+        if let Some(round) = round.as_ref().ok().filter(|round| !round.eos) {
+            let time = &round.time;
+            controller.record(&Sample {
+                asked: round.asked,
+                drafted: round.drafted,
+                accepted: round.accepted,
+                draft: time.draft.as_secs_f64(),
+                verify: (time.verify + time.rollback + time.sample).as_secs_f64(),
+            });
+        }
+        self.controller = Some(controller);
+        round
     }
 
     /// Generates until one of the limits is met, a round at a time. Dropping the iterator between rounds leaves text and
@@ -353,9 +387,11 @@ impl Iterator for Generation<'_> {
             self.finish = Some(Finish::Context);
             return None;
         }
-        let round = self
-            .decoder
-            .round(self.limits.draft_tokens, self.left, &self.limits.eos);
+        let (decoder, room, eos) = (&mut self.decoder, self.left, &self.limits.eos);
+        let round = match self.limits.depth {
+            Depth::Fixed(tokens) => decoder.round(tokens, room, eos),
+            Depth::Auto { most } => decoder.adaptive_round(most, room, eos),
+        };
         if let Ok(round) = &round {
             self.left -= round.tokens.len();
             if round.eos {
