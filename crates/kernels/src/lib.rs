@@ -12,6 +12,18 @@
 //! # Instruction sets
 //! x86-64 with AVX2, FMA and F16C is found at run time; anything else runs portable code that gives the same bits.
 //! Divisions and roots are exact ones, never estimates.
+//!
+//! # Example
+//! ```
+//! use candle_core::{Device, Tensor};
+//! use recant_kernels::{Backend, Linear};
+//!
+//! let weight = Tensor::new(&[[1.0_f32, 2.0], [3.0, 4.0], [5.0, 6.0]], &Device::Cpu)?;
+//! let linear = Linear::new(Backend::Cpu, &[weight], None)?;
+//! let rows = Tensor::new(&[[1.0_f32, 1.0], [0.0, 1.0]], &Device::Cpu)?;
+//! assert_eq!(linear.forward(&rows)?.to_vec2::<f32>()?, [[3.0, 7.0, 11.0], [2.0, 4.0, 6.0]]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod attention;
 mod composed;

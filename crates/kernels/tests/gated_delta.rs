@@ -338,8 +338,8 @@ fn agrees_with_candle() {
             most = most.max(distance(a, b));
         }
     }
-    // Seen: 2e-5, where the output norm divides by a small root.
-    assert!(most < 2e-4, "{most}");
+    // Seen: 2.3e-6.
+    assert!(most < 2e-5, "{most}");
 }
 
 fn with_gates(backend: Backend, a_log: f32, a: f32, b: f32) -> (Vec<f32>, Vec<f32>) {

@@ -7,15 +7,11 @@
 
 use std::ops::Range;
 
-use half::{bf16, f16};
-
 use crate::pool::{self, Shared};
 use crate::simd::{self, Kernel, Simd, LANES};
 
+use super::tile::{copy_rows, Index, Tile, TILE};
 use super::{AttentionShape, Elements, Sight};
-
-/// Positions whose keys or values are passed over by all queries of a task before the next: 32 KB at a width of 256.
-const TILE: usize = 32;
 
 /// Queries of a task, about: each reads every key, so the more share one reading the better.
 const QUERIES: usize = 32;
@@ -94,79 +90,6 @@ pub(super) fn attention(
     });
 }
 
-/// Where the score of a position lies, lane by position modulo 8.
-///
-/// Sinks come first; then, from a multiple of 8 on, what the window of the oldest row shows.
-#[derive(Clone, Copy)]
-struct Index {
-    sinks: usize,
-    /// First position by the oldest row's window.
-    first: usize,
-    /// Position from which on scores lie at `position - base + offset`; before, at `position`.
-    base: usize,
-    offset: usize,
-    /// One more than the newest position.
-    end: usize,
-    len: usize,
-}
-
-impl Index {
-    fn new(segment: &Segment<'_>, rows: &Range<usize>) -> Self {
-        let first = segment.sight.first(segment.position + rows.start);
-        let end = segment.position + rows.end;
-        let sinks = segment.sight.sink.min(first);
-        let base = first - first % LANES;
-        let (base, offset) = if base <= sinks {
-            (0, 0)
-        } else {
-            (base, sinks.next_multiple_of(LANES))
-        };
-        Self {
-            sinks,
-            first,
-            base,
-            offset,
-            end,
-            len: (end - base + offset).next_multiple_of(LANES),
-        }
-    }
-
-    fn at(self, position: usize) -> usize {
-        if position < self.base {
-            position
-        } else {
-            position - self.base + self.offset
-        }
-    }
-
-    /// Runs of at most [`TILE`] positions of a block that some row may see, in order.
-    fn tiles(self, block: Range<usize>) -> impl Iterator<Item = Range<usize>> {
-        [0..self.sinks, self.first..self.end]
-            .into_iter()
-            .flat_map(move |seen| {
-                let (start, end) = (seen.start.max(block.start), seen.end.min(block.end));
-                (start..end)
-                    .step_by(TILE)
-                    .map(move |tile| tile..end.min(tile + TILE))
-            })
-    }
-}
-
-/// Keys or values of one head at the positions of a tile, padded to whole vectors.
-#[derive(Clone, Copy)]
-struct Tile<'a> {
-    data: &'a [f32],
-    stride: usize,
-    width: usize,
-}
-
-impl<'a> Tile<'a> {
-    #[inline(always)]
-    fn row(self, row: usize) -> &'a [[f32; LANES]] {
-        self.data[row * self.stride..][..self.width].as_chunks().0
-    }
-}
-
 /// The queries of some rows that read one key/value head.
 struct Task<'a> {
     shape: &'a AttentionShape,
@@ -214,9 +137,11 @@ impl Task<'_> {
         start..start + head_dim
     }
 
-    fn sees(&self, query: usize, key: usize) -> bool {
-        let position = self.segment.position + self.rows.start + query / self.shape.group();
-        self.segment.sight.sees(position, key)
+    /// Positions of `Q` queries.
+    #[inline(always)]
+    fn positions<const Q: usize>(&self, query: usize) -> [usize; Q] {
+        let group = self.shape.group();
+        std::array::from_fn(|i| self.segment.position + self.rows.start + (query + i) / group)
     }
 
     fn load_queries(&mut self) {
@@ -237,15 +162,7 @@ impl Task<'_> {
                 let first = positions.start - block.positions.start;
                 // Taken out of the task so that the rest of it can be borrowed beside it.
                 let scratch = std::mem::take(&mut self.tile);
-                let keys = widen(
-                    s,
-                    self.shape,
-                    block.keys,
-                    first,
-                    positions.len(),
-                    self.head,
-                    scratch,
-                );
+                let keys = self.widen(s, block.keys, first, positions.len(), scratch);
                 let mut query = 0;
                 while query < self.queries() {
                     match self.queries() - query {
@@ -277,13 +194,14 @@ impl Task<'_> {
         positions: Range<usize>,
         keys: Tile<'_>,
     ) {
+        let seers = self.positions::<Q>(query);
         let mut at = 0;
         while at + P <= positions.len() {
-            self.dots::<S, Q, P>(s, query, positions.start, at, keys);
+            self.dots::<S, Q, P>(s, query, seers, positions.start, at, keys);
             at += P;
         }
         while at < positions.len() {
-            self.dots::<S, Q, 1>(s, query, positions.start, at, keys);
+            self.dots::<S, Q, 1>(s, query, seers, positions.start, at, keys);
             at += 1;
         }
     }
@@ -293,6 +211,7 @@ impl Task<'_> {
         &mut self,
         s: S,
         query: usize,
+        seers: [usize; Q],
         start: usize,
         at: usize,
         keys: Tile<'_>,
@@ -304,6 +223,13 @@ impl Task<'_> {
                 .0[..chunks]
         });
         let k: [&[[f32; LANES]]; P] = std::array::from_fn(|i| &keys.row(at + i)[..chunks]);
+        if query == 0 && keys.in_place {
+            for row in at..at + P {
+                for chunk in (0..chunks).step_by(2) {
+                    keys.ask(s, row, chunk);
+                }
+            }
+        }
         let mut sums = [[s.zero(); P]; Q];
         for chunk in 0..chunks {
             let mut k_lanes = [s.zero(); P];
@@ -318,10 +244,10 @@ impl Task<'_> {
             }
         }
         let scale = 1.0 / (self.shape.head_dim as f32).sqrt();
-        for (i, sums) in sums.into_iter().enumerate() {
+        for (i, (sums, seer)) in sums.into_iter().zip(seers).enumerate() {
             for (j, sum) in sums.into_iter().enumerate() {
                 let position = start + at + j;
-                if self.sees(query + i, position) {
+                if self.segment.sight.sees(seer, position) {
                     self.scores[(query + i) * self.index.len + self.index.at(position)] = s.sum(sum) * scale;
                 }
             }
@@ -338,15 +264,7 @@ impl Task<'_> {
             for positions in self.index.tiles(block.positions.clone()) {
                 let first = positions.start - block.positions.start;
                 let scratch = std::mem::take(&mut self.tile);
-                let values = widen(
-                    s,
-                    self.shape,
-                    block.values,
-                    first,
-                    positions.len(),
-                    self.head,
-                    scratch,
-                );
+                let values = self.widen(s, block.values, first, positions.len(), scratch);
                 let mut query = 0;
                 while query < self.queries() {
                     match self.queries() - query {
@@ -378,9 +296,11 @@ impl Task<'_> {
         positions: Range<usize>,
         values: Tile<'_>,
     ) {
+        let seers = self.positions::<Q>(query);
+        let sight = self.segment.sight;
+        let all_see = |key: usize| seers.iter().all(|&seer| sight.sees(seer, key));
         let mut start = positions.start;
         while start < positions.end {
-            let all_see = |key: usize| (query..query + Q).all(|query| self.sees(query, key));
             let together = all_see(start);
             let mut end = start + 1;
             while end < positions.end && all_see(end) == together {
@@ -391,9 +311,9 @@ impl Task<'_> {
                 self.weigh::<S, Q, W>(s, query, start, rows, values);
             } else {
                 for (key, row) in (start..end).zip(rows) {
-                    for query in query..query + Q {
-                        if self.sees(query, key) {
-                            self.weigh::<S, 1, 8>(s, query, key, row..row + 1, values);
+                    for (i, seer) in seers.into_iter().enumerate() {
+                        if sight.sees(seer, key) {
+                            self.weigh::<S, 1, 8>(s, query + i, key, row..row + 1, values);
                         }
                     }
                 }
@@ -412,6 +332,7 @@ impl Task<'_> {
         rows: Range<usize>,
         values: Tile<'_>,
     ) {
+        assert!(rows.end <= values.rows());
         let chunks = self.stride / LANES;
         let mut chunk = 0;
         while chunk + W <= chunks {
@@ -447,13 +368,19 @@ impl Task<'_> {
             }
         }
         for (at, row) in rows.enumerate() {
-            let v = &values.row(row)[chunk..chunk + W];
+            if query == 0 && values.in_place {
+                for chunk in (chunk..chunk + W).step_by(2) {
+                    values.ask(s, row, chunk);
+                }
+            }
             let mut lanes = [s.zero(); W];
-            for (lanes, v) in lanes.iter_mut().zip(v) {
-                *lanes = s.load(v);
+            for (i, lanes) in lanes.iter_mut().enumerate() {
+                // SAFETY: `weigh`, the only caller, asserts that the tile has the rows, and goes over a row's chunks.
+                *lanes = s.load(unsafe { values.chunk(row, chunk + i) });
             }
             for (sums, weights) in sums.iter_mut().zip(weights) {
-                let weight = s.splat(weights[at]);
+                // SAFETY: there is a weight for each of `rows`.
+                let weight = s.splat(unsafe { *weights.get_unchecked(at) });
                 for (sum, v) in sums.iter_mut().zip(lanes) {
                     *sum = s.fma(weight, v, *sum);
                 }
@@ -512,69 +439,42 @@ fn exponentials<S: Simd>(s: S, scores: &mut [f32]) {
     }
 }
 
-/// Rows of one head as f32 in whole vectors: in place if they are so already, else in `scratch`.
-#[inline(always)]
-fn widen<'a, S: Simd>(
-    s: S,
-    shape: &AttentionShape,
-    elements: Elements<'a>,
-    first: usize,
-    count: usize,
-    head: usize,
-    scratch: &'a mut [f32],
-) -> Tile<'a> {
-    let width = shape.head_dim;
-    let stride = shape.kv_heads * width;
-    let start = first * stride + head * width;
-    let wide = width.next_multiple_of(LANES);
-    match elements {
-        Elements::F32(x) if wide == width => {
-            return Tile {
-                data: &x[start..],
-                stride,
-                width,
-            }
-        }
-        Elements::F32(x) => {
-            for (to, from) in scratch
-                .chunks_exact_mut(wide)
-                .zip(x[start..].chunks(stride))
-                .take(count)
-            {
-                to[..width].copy_from_slice(&from[..width]);
-                to[width..].fill(0.0);
-            }
-        }
-        Elements::F16(x) => {
-            for (to, from) in scratch
-                .chunks_exact_mut(wide)
-                .zip(x[start..].chunks(stride))
-                .take(count)
-            {
-                for (to, from) in to.as_chunks_mut().0.iter_mut().zip(from[..width].chunks(LANES)) {
-                    let mut lanes = [f16::ZERO; LANES];
-                    lanes[..from.len()].copy_from_slice(from);
-                    s.store(s.f16(&lanes), to);
+impl Task<'_> {
+    /// `count` rows of the task's head from row `first` of a block on, as f32 in whole vectors.
+    ///
+    /// They are read in place if they are so already and few queries read them. Many would find them out of the cache
+    /// again: rows that lie a power of two apart share few of its sets.
+    #[inline(always)]
+    fn widen<'t, S: Simd>(
+        &self,
+        s: S,
+        elements: Elements<'t>,
+        first: usize,
+        count: usize,
+        scratch: &'t mut [f32],
+    ) -> Tile<'t> {
+        let width = self.shape.head_dim;
+        let stride = self.shape.kv_heads * width;
+        let start = first * stride + self.head * width;
+        let wide = self.stride;
+        match elements {
+            Elements::F32(x) if wide == width && self.queries() <= 8 => {
+                return Tile {
+                    data: &x[start..],
+                    stride,
+                    width,
+                    in_place: true,
                 }
             }
+            Elements::F32(x) => copy_rows(s, &x[start..], (stride, width, wide), count, scratch),
+            Elements::F16(x) => copy_rows(s, &x[start..], (stride, width, wide), count, scratch),
+            Elements::Bf16(x) => copy_rows(s, &x[start..], (stride, width, wide), count, scratch),
         }
-        Elements::Bf16(x) => {
-            for (to, from) in scratch
-                .chunks_exact_mut(wide)
-                .zip(x[start..].chunks(stride))
-                .take(count)
-            {
-                for (to, from) in to.as_chunks_mut().0.iter_mut().zip(from[..width].chunks(LANES)) {
-                    let mut lanes = [bf16::ZERO; LANES];
-                    lanes[..from.len()].copy_from_slice(from);
-                    s.store(s.bf16(&lanes), to);
-                }
-            }
+        Tile {
+            data: scratch,
+            stride: wide,
+            width: wide,
+            in_place: false,
         }
-    }
-    Tile {
-        data: scratch,
-        stride: wide,
-        width: wide,
     }
 }

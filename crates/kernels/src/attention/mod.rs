@@ -2,6 +2,7 @@
 
 mod inputs;
 mod kernel;
+mod tile;
 
 use candle_core::{DType, Tensor};
 use half::{bf16, f16};

@@ -180,18 +180,20 @@ fn convolve<S: Simd>(
     to: &mut [f32],
     stride: usize,
 ) {
-    let channels = layer.shape.channels();
+    let range = channel..channel + width;
     for (row, to) in to.chunks_exact_mut(stride).enumerate() {
         let to = &mut to[..width];
-        for (chunk, to) in to.chunks_mut(LANES).enumerate() {
-            let at = channel + chunk * LANES;
-            let range = at..at + to.len();
-            let mut sum = s.zero();
-            for (tap, weights) in layer.conv.chunks_exact(channels).enumerate() {
-                let x = s.load_part(&segment.input(layer.shape, row + tap)[range.clone()]);
-                sum = s.fma(s.load_part(&weights[range.clone()]), x, sum);
+        to.fill(0.0);
+        for (tap, weights) in layer.conv.chunks_exact(layer.shape.channels()).enumerate() {
+            let x = segment.input(layer.shape, row + tap)[range.clone()].chunks(LANES);
+            let weights = weights[range.clone()].chunks(LANES);
+            for ((to, x), weights) in to.chunks_mut(LANES).zip(x).zip(weights) {
+                let sum = s.fma(s.load_part(weights), s.load_part(x), s.load_part(to));
+                s.store_part(sum, to);
             }
-            s.store_part(simd::silu(s, sum), to);
+        }
+        for to in to.chunks_mut(LANES) {
+            s.store_part(simd::silu(s, s.load_part(to)), to);
         }
     }
 }
@@ -279,8 +281,17 @@ impl Head<'_> {
                 // SAFETY: one unit has this value head, and it writes a row of columns only after this reading.
                 State::Write(state) => unsafe { state.part(place(i)) },
             };
-            tile[..width].copy_from_slice(from);
-            tile[width..].fill(0.0);
+            // The same row of the next tile: the machine does not guess it.
+            for line in 0..COLUMNS / 16 {
+                s.prefetch(from.as_ptr().wrapping_add(COLUMNS + 16 * line));
+            }
+            match from.first_chunk() {
+                Some(from) => *tile = *from,
+                None => {
+                    tile[..width].copy_from_slice(from);
+                    tile[width..].fill(0.0);
+                }
+            }
         }
         let recorded = self.segment.records.is_some();
         self.fold(s, &self.segment.fold, start, width);
@@ -327,7 +338,11 @@ impl Head<'_> {
         for (i, tile) in self.tile.iter().enumerate() {
             let at = (self.head * key_dim + i) * value_dim + start;
             // SAFETY: one unit has these columns of this value head.
-            unsafe { state.part(at..at + width) }.copy_from_slice(&tile[..width]);
+            let to = unsafe { state.part(at..at + width) };
+            match to.first_chunk_mut() {
+                Some(to) => *to = *tile,
+                None => to.copy_from_slice(&tile[..width]),
+            }
         }
     }
 

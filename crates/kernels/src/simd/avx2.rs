@@ -94,6 +94,15 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn sum(self, x: __m256) -> f32 {
+        op!({
+            let four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+        })
+    }
+
+    #[inline(always)]
     fn pow2(self, n: __m256) -> __m256 {
         op!({
             let biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));

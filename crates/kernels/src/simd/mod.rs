@@ -31,6 +31,8 @@ pub(crate) trait Simd: Copy {
     fn max(self, a: Self::F, b: Self::F) -> Self::F;
     /// `a` where it is less, else `b`; so `b` where one of them is NaN.
     fn min(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `((x0 + x4) + (x2 + x6)) + ((x1 + x5) + (x3 + x7))`
+    fn sum(self, x: Self::F) -> f32;
     /// 2 to the power of whole numbers in -126..=127; anything for others.
     fn pow2(self, n: Self::F) -> Self::F;
     fn bf16(self, from: &[bf16; LANES]) -> Self::F;
@@ -49,13 +51,6 @@ pub(crate) trait Simd: Copy {
         self.splat(0.0)
     }
 
-    /// The lanes in one fixed tree.
-    #[inline(always)]
-    fn sum(self, x: Self::F) -> f32 {
-        let v = self.lanes(x);
-        ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]))
-    }
-
     #[inline(always)]
     fn lanes(self, x: Self::F) -> [f32; LANES] {
         let mut lanes = [0.0; LANES];
@@ -63,19 +58,28 @@ pub(crate) trait Simd: Copy {
         lanes
     }
 
-    /// Up to eight elements, zeros after them.
+    /// The first eight elements, or fewer and zeros after them.
     #[inline(always)]
     fn load_part(self, from: &[f32]) -> Self::F {
+        if let Some(full) = from.first_chunk() {
+            return self.load(full);
+        }
         let mut lanes = [0.0; LANES];
-        lanes[..from.len()].copy_from_slice(from);
+        for (lane, x) in lanes.iter_mut().zip(from) {
+            *lane = *x;
+        }
         self.load(&lanes)
     }
 
     /// As many lanes as `to` takes.
     #[inline(always)]
     fn store_part(self, x: Self::F, to: &mut [f32]) {
-        let lanes = self.lanes(x);
-        to.copy_from_slice(&lanes[..to.len()]);
+        if let Some(full) = to.first_chunk_mut() {
+            return self.store(x, full);
+        }
+        for (to, lane) in to.iter_mut().zip(self.lanes(x)) {
+            *to = lane;
+        }
     }
 }
 

@@ -61,6 +61,11 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn sum(self, x: Self::F) -> f32 {
+        ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]))
+    }
+
+    #[inline(always)]
     fn pow2(self, n: Self::F) -> Self::F {
         n.map(|n| f32::from_bits(((n as i32).wrapping_add(127) as u32) << 23))
     }
