@@ -139,7 +139,9 @@ impl Decoder {
             });
         }
         drafter.attach(self.model.spec(), self.vocab)?;
-        Transaction::begin(&mut self.caches)?.cache().admit(most + 1)?;
+        Transaction::begin(&mut self.caches)?
+            .cache()
+            .admit(most.saturating_add(1))?;
         self.drafter = Some(drafter);
         Ok(self)
     }

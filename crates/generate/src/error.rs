@@ -41,6 +41,13 @@ pub enum Error {
     /// A drafter cannot serve this target.
     #[error("this drafter cannot serve this target: {0}")]
     Drafter(String),
+
+    /// Something was asked of drafting where nothing drafts.
+    #[error("{asked} needs something to draft with; add a drafter or a draft model, or leave it out")]
+    NothingDrafts {
+        /// What was asked for.
+        asked: String,
+    },
 }
 
 impl From<recant_core::candle::Error> for Error {

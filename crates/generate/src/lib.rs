@@ -5,6 +5,10 @@
 //! Only [`Cache`](recant_core::Cache) and [`LanguageModel`](recant_core::LanguageModel) are used: this crate knows no model
 //! and no concrete cache.
 //!
+//! Drafters: another model ([`ModelDrafter`], if need be with a [`DraftVocabulary`]), the text itself ([`NgramDrafter`]), or
+//! the text first and something else where it does not repeat itself ([`CombinedDrafter`]). How far they look ahead is
+//! fixed or chosen by what pays ([`Depth`]).
+//!
 //! Output equals plain decoding, bit for bit, as far as the model keeps its law
 //! ([`LanguageModel`](recant_core::LanguageModel)); the drafter changes only how fast it comes.
 #![forbid(unsafe_code)]
@@ -17,6 +21,7 @@ mod error;
 mod greedy;
 mod model_drafter;
 mod ngram;
+mod vocabulary;
 
 pub use combined::CombinedDrafter;
 pub use decoder::{Decoder, Finish, Generation, Limits, Phases, Round, Token};
@@ -26,3 +31,4 @@ pub use error::{Error, Result};
 pub use greedy::{argmax, choose};
 pub use model_drafter::ModelDrafter;
 pub use ngram::NgramDrafter;
+pub use vocabulary::DraftVocabulary;

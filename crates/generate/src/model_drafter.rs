@@ -6,7 +6,7 @@ use recant_core::candle::Tensor;
 use recant_core::{Cache, CacheOptions, CacheStack, Checkpoint, LanguageModel, ModelSpec, Rows, Segment};
 
 use crate::greedy::choose;
-use crate::{Drafter, Error, Result};
+use crate::{DraftVocabulary, Drafter, Error, Result};
 
 /// Most tokens fed in one call while the drafter reads a prompt.
 const CHUNK: usize = 256;
@@ -19,13 +19,23 @@ pub struct ModelDrafter {
     model: Arc<dyn LanguageModel>,
     caches: CacheStack,
     record_limit: usize,
-    /// Ids from here on are not proposed.
-    vocab: usize,
+    vocabulary: Option<DraftVocabulary>,
+    /// What proposes: the model, or the same with a head of fewer rows. Known once there is a target.
+    head: Head,
     /// Tokens of the text that the caches do not hold yet, oldest first.
     behind: Vec<u32>,
     round: Option<Round>,
     /// A round that was observed but whose tokens a cache would not give back: its checkpoint is to be restored.
     undo: Option<Checkpoint>,
+}
+
+/// Gives logits, in caches of the model it was made of.
+struct Head {
+    model: Arc<dyn LanguageModel>,
+    /// Logits to choose from; those beyond are not proposed.
+    width: usize,
+    /// The ids that the logits are of, if not each of its own place.
+    ids: Option<Vec<u32>>,
 }
 
 /// A proposal that was not observed yet.
@@ -39,7 +49,12 @@ impl ModelDrafter {
     pub fn new(model: Arc<dyn LanguageModel>, options: &CacheOptions) -> Result<Self> {
         let caches = model.new_caches(options)?;
         Ok(Self {
-            vocab: model.spec().vocab_size,
+            vocabulary: None,
+            head: Head {
+                model: Arc::clone(&model),
+                width: model.spec().vocab_size,
+                ids: None,
+            },
             record_limit: options.record_limit,
             model,
             caches,
@@ -47,6 +62,15 @@ impl ModelDrafter {
             round: None,
             undo: None,
         })
+    }
+
+    /// Drafts only tokens of a vocabulary, and computes only their logits. A target whose ids and the vocabulary's have none
+    /// in common, and a model that does not offer [`LanguageModel::with_head_rows`], are refused by
+    /// [`attach`](Drafter::attach).
+    #[must_use]
+    pub fn with_vocabulary(mut self, vocabulary: DraftVocabulary) -> Self {
+        self.vocabulary = Some(vocabulary);
+        self
     }
 
     /// Its caches. After a round was observed they hold a prefix of the text.
@@ -83,11 +107,17 @@ impl ModelDrafter {
     /// Feeds `tokens` and chooses the one after them.
     fn next(&mut self, tokens: &[u32]) -> Result<u32> {
         let segment = Segment::new(tokens, &mut self.caches, Rows::Last);
-        let output = self.model.forward(&mut [segment])?;
+        let output = self.head.model.forward(&mut [segment])?;
         let position = self.caches.len();
-        match output.segments.first() {
-            Some(segment) => Ok(choose(segment.logits()?, self.vocab, position)?[0]),
-            None => Err(recant_core::Error::mismatch("segments of a model's output", 1, 0).into()),
+        let Some(segment) = output.segments.first() else {
+            return Err(recant_core::Error::mismatch("segments of a model's output", 1, 0).into());
+        };
+        let chosen = choose(segment.logits()?, self.head.width, position)?[0];
+        match &self.head.ids {
+            None => Ok(chosen),
+            Some(ids) => ids.get(chosen as usize).copied().ok_or_else(|| {
+                recant_core::Error::mismatch("logits of a reduced head", ids.len(), "more").into()
+            }),
         }
     }
 
@@ -105,7 +135,7 @@ impl ModelDrafter {
 }
 
 impl Drafter for ModelDrafter {
-    fn attach(&mut self, _target: &ModelSpec, vocab: usize) -> Result<()> {
+    fn attach(&mut self, target: &ModelSpec, vocab: usize) -> Result<()> {
         let draft = self.model.spec();
         if self.record_limit < 2 {
             return Err(Error::Drafter(format!(
@@ -113,7 +143,28 @@ impl Drafter for ModelDrafter {
                 self.record_limit
             )));
         }
-        self.vocab = draft.vocab_size.min(vocab);
+        let vocab = draft.vocab_size.min(vocab);
+        self.head = match &self.vocabulary {
+            None => Head {
+                model: Arc::clone(&self.model),
+                width: vocab,
+                ids: None,
+            },
+            Some(vocabulary) => {
+                let vocabulary = vocabulary.clone().with(&target.eos);
+                let ids: Vec<u32> = vocabulary.ids().filter(|&id| (id as usize) < vocab).collect();
+                if ids.is_empty() {
+                    return Err(Error::Drafter(format!(
+                        "no id of its draft vocabulary is below {vocab}, the number of ids that both models know"
+                    )));
+                }
+                Head {
+                    model: self.model.with_head_rows(&ids)?,
+                    width: ids.len(),
+                    ids: Some(ids),
+                }
+            }
+        };
         Ok(())
     }
 

@@ -37,7 +37,7 @@ pub use tokenizers;
 pub use error::{Error, Result};
 pub use loaded::{load, load_with, Loaded};
 pub use recant_core::CacheOptions;
-pub use recant_generate::{Finish, Phases, Round, Token};
+pub use recant_generate::{Depth, DraftVocabulary, Finish, Phases, Round, Token};
 pub use recant_layers::{Backend, LoadOptions};
 pub use session::{Event, Run, Session, SessionBuilder, Stats};
 pub use text::Text;

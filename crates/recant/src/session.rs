@@ -4,7 +4,10 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use recant_core::{Cache, CacheOptions, CacheStack, Footprint};
-use recant_generate::{Decoder, Drafter, Finish, Generation, Limits, ModelDrafter, Phases, Round};
+use recant_generate::{
+    CombinedDrafter, Decoder, Depth, DraftVocabulary, Drafter, Error, Finish, Generation, Limits,
+    ModelDrafter, NgramDrafter, Phases, Round,
+};
 
 use crate::text::TextStream;
 use crate::{Loaded, Result, Text, Threads};
@@ -17,7 +20,9 @@ const DRAFT_TOKENS: usize = 4;
 pub struct SessionBuilder {
     target: Loaded,
     drafter: Source,
-    draft_tokens: usize,
+    vocabulary: Option<DraftVocabulary>,
+    ngram: bool,
+    depth: Depth,
     options: CacheOptions,
     caches: Option<CacheStack>,
     threads: Option<Threads>,
@@ -35,7 +40,9 @@ impl SessionBuilder {
         Self {
             target,
             drafter: Source::None,
-            draft_tokens: DRAFT_TOKENS,
+            vocabulary: None,
+            ngram: false,
+            depth: Depth::Fixed(DRAFT_TOKENS),
             options: CacheOptions::default(),
             caches: None,
             threads: None,
@@ -55,9 +62,29 @@ impl SessionBuilder {
         self
     }
 
-    /// Most tokens drafted in a round; 4 unless set. 0: plain decoding.
+    /// Lets the draft model choose from these tokens only, which makes it faster. The target's end tokens are always among
+    /// them.
+    pub fn draft_vocabulary(mut self, vocabulary: DraftVocabulary) -> Self {
+        self.vocabulary = Some(vocabulary);
+        self
+    }
+
+    /// Drafts from the text itself where it repeats itself: with a draft model or a drafter of one's own as well, if the
+    /// repetition is long, and else alone.
+    pub fn ngram(mut self) -> Self {
+        self.ngram = true;
+        self
+    }
+
+    /// Drafts as many tokens each round, unless an end is near; 4 unless set. 0: plain decoding.
     pub fn draft_tokens(mut self, tokens: usize) -> Self {
-        self.draft_tokens = tokens;
+        self.depth = Depth::Fixed(tokens);
+        self
+    }
+
+    /// Drafts as many tokens, from none to `most`, as pay best by what was measured: see [`Depth::Auto`].
+    pub fn auto_depth(mut self, most: usize) -> Self {
+        self.depth = Depth::Auto { most };
         self
     }
 
@@ -88,27 +115,47 @@ impl SessionBuilder {
     /// The session.
     ///
     /// # Errors
-    /// Vocabularies that differ, caches of another model, caches that cannot take back the tokens drafted in a round, or
-    /// threads that cannot be started.
+    /// Vocabularies that differ, caches of another model, caches that cannot take back the tokens drafted in a round, a depth
+    /// to be chosen or a draft vocabulary without anything that drafts, a draft vocabulary for a drafter that is no
+    /// draft model, or threads that cannot be started.
     pub fn build(self) -> Result<Session> {
+        let most = self.depth.most();
         let mut options = self.options;
-        options.record_limit = options.record_limit.max(self.draft_tokens.saturating_add(1));
+        options.record_limit = options.record_limit.max(most.saturating_add(1));
         let model = self.target.model();
         let caches = match self.caches {
             Some(caches) => caches,
             None => model.new_caches(&options)?,
         };
         let mut decoder = Decoder::new(model.clone(), caches, self.target.text().assigned())?;
+        let nothing = |asked: String| Err(Error::NothingDrafts { asked }.into());
+        if self.vocabulary.is_some() && !matches!(self.drafter, Source::Model(_)) {
+            return nothing(String::from("a draft vocabulary"));
+        }
         let drafter: Option<Box<dyn Drafter>> = match self.drafter {
             Source::None => None,
             Source::Model(draft) => {
                 self.target.text().check_draft(draft.text())?;
-                Some(Box::new(ModelDrafter::new(draft.model().clone(), &options)?))
+                let drafter = ModelDrafter::new(draft.model().clone(), &options)?;
+                Some(Box::new(match self.vocabulary {
+                    Some(vocabulary) => drafter.with_vocabulary(vocabulary.with(self.target.eos())),
+                    None => drafter,
+                }))
             }
             Source::Own(drafter) => Some(drafter),
         };
-        if let Some(drafter) = drafter {
-            decoder = decoder.with_drafter(drafter, self.draft_tokens)?;
+        let drafter: Option<Box<dyn Drafter>> = match (drafter, self.ngram) {
+            (Some(other), true) => {
+                let ngram = NgramDrafter::new().with_least(CombinedDrafter::LEAST);
+                Some(Box::new(CombinedDrafter::new(ngram, other)))
+            }
+            (None, true) => Some(Box::new(NgramDrafter::new())),
+            (drafter, false) => drafter,
+        };
+        match (drafter, self.depth) {
+            (Some(drafter), _) => decoder = decoder.with_drafter(drafter, most)?,
+            (None, Depth::Auto { most }) => return nothing(format!("auto_depth({most})")),
+            (None, Depth::Fixed(_)) => {}
         }
         Ok(Session {
             eos: if self.ignore_eos {
@@ -121,7 +168,7 @@ impl SessionBuilder {
                 Some(threads) => threads,
                 None => Threads::new(0)?,
             },
-            draft_tokens: self.draft_tokens,
+            depth: self.depth,
             target: self.target,
             decoder,
         })
@@ -141,6 +188,9 @@ pub struct Stats {
     pub drafted: usize,
     /// Proposals that stayed in the text.
     pub accepted: usize,
+    /// In how many rounds so many tokens were asked of the drafter: by number, from 0. A round near a limit asks for no more
+    /// than it leaves room for.
+    pub depths: Vec<usize>,
     /// For each place in a round's proposal, in how many rounds a token was proposed there.
     pub drafted_by_position: Vec<usize>,
     /// For each place in a round's proposal, in how many rounds the token there was accepted.
@@ -155,6 +205,10 @@ impl Stats {
         self.rounds += 1;
         self.drafted += round.drafted;
         self.accepted += round.accepted;
+        if self.depths.len() <= round.asked {
+            self.depths.resize(round.asked + 1, 0);
+        }
+        self.depths[round.asked] += 1;
         count(&mut self.drafted_by_position, round.drafted);
         count(&mut self.accepted_by_position, round.accepted);
         self.accepted_by_position
@@ -215,7 +269,7 @@ impl Event {
 pub struct Session {
     target: Loaded,
     decoder: Decoder,
-    draft_tokens: usize,
+    depth: Depth,
     eos: Vec<u32>,
     threads: Threads,
     stats: Stats,
@@ -255,7 +309,7 @@ impl Session {
     pub fn generate(&mut self, max_tokens: usize) -> Run<'_> {
         let limits = Limits {
             max_tokens,
-            draft_tokens: self.draft_tokens,
+            depth: self.depth,
             eos: self.eos.clone(),
         };
         Run {

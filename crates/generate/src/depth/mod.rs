@@ -25,7 +25,7 @@ impl Depth {
     pub fn most(self) -> usize {
         match self {
             Self::Fixed(tokens) => tokens,
-            Self::Auto { most } => most,
+            Self::Auto { most } => most.min(Controller::DEEPEST),
         }
     }
 }
