@@ -9,8 +9,10 @@ use common::{folder_or_skip, Golden, Result};
 use recant::candle::Tensor;
 use recant::core::{Cache, CacheOptions, CacheStack, Hidden, LanguageModel, Rows, Segment, Snapshot};
 use recant::{Backend, LoadOptions};
-use recant_layers::HybridModel;
+use recant_layers::{Family, HybridModel};
 use recant_qwen3_5::Qwen35;
+use recant_qwen3_5_moe::Qwen35Moe;
+use recant_qwen3_next::Qwen3Next;
 use recant_weights::Folder;
 
 const TOLERANCE: f64 = 1e-5;
@@ -19,30 +21,46 @@ const MARGIN: f32 = 1e-3;
 
 #[test]
 fn demo_target_agrees_with_transformers() -> Result<()> {
-    agrees("demo-target", Backend::Cpu)
+    agrees(&Qwen35, "demo-target", Backend::Cpu)
 }
 
 #[test]
 fn demo_draft_agrees_with_transformers() -> Result<()> {
-    agrees("demo-draft", Backend::Cpu)
+    agrees(&Qwen35, "demo-draft", Backend::Cpu)
 }
 
 #[test]
 fn target_agrees_with_transformers() -> Result<()> {
-    agrees("target", Backend::Cpu)
+    agrees(&Qwen35, "target", Backend::Cpu)
 }
 
 #[test]
 fn draft_agrees_with_transformers() -> Result<()> {
-    agrees("draft", Backend::Cpu)
+    agrees(&Qwen35, "draft", Backend::Cpu)
+}
+
+#[test]
+fn moe_agrees_with_transformers() -> Result<()> {
+    agrees(&Qwen35Moe, "moe", Backend::Cpu)
+}
+
+#[test]
+fn next_agrees_with_transformers() -> Result<()> {
+    agrees(&Qwen3Next, "next", Backend::Cpu)
 }
 
 #[test]
 fn the_ops_composed_of_candle_run_a_whole_model() -> Result<()> {
-    agrees("demo-target", Backend::Composed)
+    agrees(&Qwen35, "demo-target", Backend::Composed)
 }
 
-fn agrees(name: &str, backend: Backend) -> Result<()> {
+#[test]
+fn the_ops_composed_of_candle_run_mixtures_of_experts() -> Result<()> {
+    agrees(&Qwen35Moe, "moe", Backend::Composed)?;
+    agrees(&Qwen3Next, "next", Backend::Composed)
+}
+
+fn agrees(family: &dyn Family, name: &str, backend: Backend) -> Result<()> {
     let Some(path) = folder_or_skip(&format!("parity of {name}"), name) else {
         return Ok(());
     };
@@ -50,7 +68,7 @@ fn agrees(name: &str, backend: Backend) -> Result<()> {
         backend,
         ..LoadOptions::default()
     };
-    let (model, _) = HybridModel::load(&Qwen35, &Folder::open(path)?, &options, &mut |_, _| {})?;
+    let (model, _) = HybridModel::load(family, &Folder::open(path)?, &options, &mut |_, _| {})?;
     let mut worst = Worst::default();
     for n in [1, 7, 64, 300] {
         let golden = Golden::read(name, n)?;

@@ -1,10 +1,10 @@
-//! One decoder layer: a mixer and an MLP, each after a norm, each added to the residual stream.
+//! One decoder layer: a mixer and a feed-forward part, each after a norm, each added to the residual stream.
 
 use recant_core::candle::Tensor;
 use recant_core::{LayerLayout, Result};
 use recant_kernels::RotaryTable;
 
-use crate::{GatedAttention, GatedDeltaNet, Mlp, RmsNorm, Sequence};
+use crate::{GatedAttention, GatedDeltaNet, Mlp, RmsNorm, Sequence, SparseMoe};
 
 /// What mixes tokens in a layer.
 #[derive(Debug)]
@@ -13,6 +13,15 @@ pub enum Mixer {
     Linear(GatedDeltaNet),
     /// Full attention.
     Full(GatedAttention),
+}
+
+/// What follows the mixer.
+#[derive(Debug)]
+pub enum Ffn {
+    /// One MLP.
+    Dense(Mlp),
+    /// A mixture of experts.
+    Sparse(SparseMoe),
 }
 
 /// One decoder layer.
@@ -25,7 +34,7 @@ pub struct DecoderBlock {
     /// `post_attention_layernorm`.
     pub post_norm: RmsNorm,
     /// `mlp`.
-    pub mlp: Mlp,
+    pub ffn: Ffn,
 }
 
 impl DecoderBlock {
@@ -51,7 +60,11 @@ impl DecoderBlock {
             Mixer::Full(mixer) => mixer.forward(&normed, layer, rotary, sequences)?,
         };
         let x = (x + mixed)?;
-        let inner = self.mlp.forward(&self.post_norm.forward(&x)?)?;
+        let normed = self.post_norm.forward(&x)?;
+        let inner = match &self.ffn {
+            Ffn::Dense(mlp) => mlp.forward(&normed)?,
+            Ffn::Sparse(moe) => moe.forward(&normed)?,
+        };
         Ok((x + inner)?)
     }
 }

@@ -20,17 +20,19 @@ mod error;
 mod family;
 mod mlp;
 mod model;
+mod moe;
 mod norm;
 
 pub use assembly::{Assembly, LoadOptions};
 pub use attention::{AttentionWeights, GatedAttention};
-pub use block::{DecoderBlock, Mixer};
+pub use block::{DecoderBlock, Ffn, Mixer};
 pub use config::{Config, ConfigError, FeedForward, Fields, LayerKind, Tie};
 pub use delta_net::{DeltaInputs, DeltaNetWeights, GatedDeltaNet};
 pub use error::{Error, Result};
 pub use family::Family;
 pub use mlp::Mlp;
 pub use model::HybridModel;
+pub use moe::SparseMoe;
 pub use norm::RmsNorm;
 pub use recant_kernels::Backend;
 

@@ -6,13 +6,15 @@ use std::sync::Arc;
 use recant_core::LanguageModel;
 use recant_layers::{Family, HybridModel, LoadOptions};
 use recant_qwen3_5::Qwen35;
+use recant_qwen3_5_moe::Qwen35Moe;
+use recant_qwen3_next::Qwen3Next;
 use recant_weights::Folder;
 use serde_json::Value;
 
 use crate::{Error, Result, SessionBuilder, Text};
 
 /// Families that [`load`] takes.
-const FAMILIES: [&dyn Family; 1] = [&Qwen35];
+const FAMILIES: [&dyn Family; 3] = [&Qwen35, &Qwen35Moe, &Qwen3Next];
 
 /// A model and what belongs to it. Clones share the weights.
 #[derive(Clone)]

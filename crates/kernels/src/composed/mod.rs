@@ -10,7 +10,7 @@ use crate::Result;
 pub(crate) use attention::{attention, attention_inputs};
 pub(crate) use delta::{gated_delta, DeltaFold};
 
-fn sigmoid(x: &Tensor) -> CandleResult<Tensor> {
+pub(crate) fn sigmoid(x: &Tensor) -> CandleResult<Tensor> {
     (x.neg()?.exp()? + 1.0)?.recip()
 }
 

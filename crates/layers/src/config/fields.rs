@@ -115,9 +115,23 @@ impl<'a> Fields<'a> {
         self.size(name, min, MAX_WIDTH)
     }
 
-    /// [`width`](Self::width) of at least 1 that must be there.
-    pub fn required_width(&self, name: &str) -> Result<usize> {
-        self.required_size(name, 1, MAX_WIDTH)
+    /// [`width`](Self::width) that must be there.
+    pub fn required_width(&self, name: &str, min: usize) -> Result<usize> {
+        self.required_size(name, min, MAX_WIDTH)
+    }
+
+    /// Indices of layers, all below `layers`. Empty where absent.
+    pub fn layers(&self, name: &str, layers: usize) -> Result<Vec<usize>> {
+        let expected = format!("a list of layers from 0 to {}", layers.saturating_sub(1));
+        let index = |value: &Value| {
+            let index = usize::try_from(value.as_u64()?).ok()?;
+            (index < layers).then_some(index)
+        };
+        let list = self.read(name, &expected, Value::as_array)?;
+        let found = list.into_iter().flatten().enumerate().map(|(i, value)| {
+            index(value).ok_or_else(|| self.wrong(&format!("{name}[{i}]"), value, &expected))
+        });
+        found.collect()
     }
 
     /// True or false.

@@ -6,7 +6,7 @@ mod rope;
 
 use std::collections::BTreeSet;
 
-use recant_kernels::GatedDeltaShape;
+use recant_kernels::{GatedDeltaShape, MoeShape};
 use serde_json::Value;
 
 use crate::Family;
@@ -70,6 +70,13 @@ pub enum FeedForward {
         /// Width inside it.
         width: usize,
     },
+    /// A mixture of experts, with one that all rows share.
+    Sparse {
+        /// Sizes of the mixture.
+        shape: MoeShape,
+        /// Width inside the shared expert.
+        shared_width: usize,
+    },
 }
 
 /// The configuration of a hybrid language model, checked for coherence.
@@ -132,7 +139,37 @@ impl FeedForward {
     /// The field is missing or out of range.
     pub fn dense(text: &Fields<'_>) -> Result<Self> {
         Ok(Self::Dense {
-            width: text.required_width("intermediate_size")?,
+            width: text.required_width("intermediate_size", 1)?,
+        })
+    }
+
+    /// A mixture of experts. Weights are renormalized unless `norm_topk_prob` is false.
+    ///
+    /// # Errors
+    /// A field is missing or out of range, or rows go to more experts than there are.
+    pub fn sparse(text: &Fields<'_>) -> Result<Self> {
+        let shape = MoeShape {
+            hidden_size: text.required_width("hidden_size", 1)?,
+            width: text.required_width("moe_intermediate_size", 1)?,
+            experts: text.required_width("num_experts", 1)?,
+            top_k: text.required_width("num_experts_per_tok", 1)?,
+            renormalize: text.flag("norm_topk_prob")?.unwrap_or(true),
+        };
+        if shape.top_k > shape.experts {
+            return Err(ConfigError::Incoherent {
+                what: format!(
+                    "{} is {} and {} is {}",
+                    text.path("num_experts_per_tok"),
+                    shape.top_k,
+                    text.path("num_experts"),
+                    shape.experts
+                ),
+                expected: "a token cannot go to more experts than there are".to_owned(),
+            });
+        }
+        Ok(Self::Sparse {
+            shape,
+            shared_width: text.required_width("shared_expert_intermediate_size", 1)?,
         })
     }
 }
@@ -165,12 +202,12 @@ impl Config {
             )
         })?;
         let rope = rope::read(text, head_dim, &mut warnings)?;
-        let vocab_size = text.required_width("vocab_size")?;
+        let vocab_size = text.required_width("vocab_size", 1)?;
         let eos_token_ids = eos_token_ids(&root, text, generation)?;
         warn_of_unused_values(text, &eos_token_ids, vocab_size, &mut warnings);
         let num_hidden_layers = text.required_size("num_hidden_layers", 1, MAX_LAYERS)?;
         let config = Self {
-            hidden_size: text.required_width("hidden_size")?,
+            hidden_size: text.required_width("hidden_size", 1)?,
             num_hidden_layers,
             num_attention_heads: text.required_size("num_attention_heads", 1, MAX_HEADS)?,
             num_key_value_heads: text.required_size("num_key_value_heads", 1, MAX_HEADS)?,
@@ -265,6 +302,14 @@ impl Config {
         for feed_forward in &self.feed_forward {
             match *feed_forward {
                 FeedForward::Dense { width } => matrices.push(("intermediate_size", width, 1)),
+                FeedForward::Sparse { shape, shared_width } => matrices.extend([
+                    (
+                        "num_experts x 2 moe_intermediate_size",
+                        shape.experts,
+                        2 * shape.width,
+                    ),
+                    ("shared_expert_intermediate_size", shared_width, 1),
+                ]),
             }
         }
         // A row meets the residual stream in a projection, a key in the state, the taps in a convolution.
@@ -295,6 +340,8 @@ fn warn_of_two_places(root: &Fields<'_>, text: &Fields<'_>, warnings: &mut Vec<S
     for name in [
         "hidden_size",
         "intermediate_size",
+        "num_experts",
+        "num_experts_per_tok",
         "num_hidden_layers",
         "num_attention_heads",
         "num_key_value_heads",

@@ -1,11 +1,13 @@
 //! Tensors to layers.
 
+mod experts;
+
 use recant_core::candle::{Device, Tensor};
 use recant_kernels::{AttentionShape, Backend, Linear};
 use recant_weights::Source;
 
 use crate::{
-    AttentionWeights, Config, DecoderBlock, DeltaInputs, DeltaNetWeights, Error, Family, FeedForward,
+    AttentionWeights, Config, DecoderBlock, DeltaInputs, DeltaNetWeights, Error, Family, FeedForward, Ffn,
     GatedAttention, GatedDeltaNet, LayerKind, Mixer, Mlp, Result, RmsNorm,
 };
 
@@ -111,8 +113,11 @@ impl<'a> Assembly<'a> {
                 LayerKind::Full => Mixer::Full(self.attention(&format!("{prefix}.self_attn"))?),
             },
             post_norm: self.norm(&format!("{prefix}.post_attention_layernorm.weight"))?,
-            mlp: match *feed_forward {
-                FeedForward::Dense { width } => self.mlp(&format!("{prefix}.mlp"), width)?,
+            ffn: match *feed_forward {
+                FeedForward::Dense { width } => Ffn::Dense(self.mlp(&format!("{prefix}.mlp"), width)?),
+                FeedForward::Sparse { shape, shared_width } => {
+                    Ffn::Sparse(self.sparse_moe(&format!("{prefix}.mlp"), shape, shared_width)?)
+                }
             },
         })
     }
