@@ -10,7 +10,7 @@ use std::sync::Arc;
 use common::{load, tiny, Result};
 use recant::candle::{DType, Device};
 use recant::core::{AttentionLayout, CacheOptions, Window};
-use recant::generate::ModelDrafter;
+use recant::generate::{CombinedDrafter, DraftVocabulary, Drafter, ModelDrafter, NgramDrafter};
 use recant_testkit::conformance::{self, Options};
 
 #[test]
@@ -61,14 +61,23 @@ fn tiny_models_keep_the_laws_with_and_without_a_window() -> Result<()> {
 }
 
 #[test]
-fn a_hybrid_draft_model_proposes_by_the_text_alone() -> Result<()> {
-    let (target, draft) = (tiny(|_| {})?, tiny(|text| text["hidden_size"] = serde_json::json!(48))?);
-    let make = || -> Box<dyn recant::generate::Drafter> {
-        match ModelDrafter::new(Arc::clone(&draft), &CacheOptions::default()) {
-            Ok(drafter) => Box::new(drafter),
-            Err(error) => panic!("{error}"),
-        }
+fn drafters_propose_by_the_text_alone() -> Result<()> {
+    let (target, draft) = (
+        tiny(|_| {})?,
+        tiny(|text| text["hidden_size"] = serde_json::json!(48))?,
+    );
+    let model = || match ModelDrafter::new(Arc::clone(&draft), &CacheOptions::default()) {
+        Ok(drafter) => drafter,
+        Err(error) => panic!("{error}"),
     };
-    conformance::drafter(make, &*target, &Options::default())?;
+    let options = Options::default();
+    conformance::drafter(|| Box::new(model()), &*target, &options)?;
+    let few = || DraftVocabulary::first(20);
+    conformance::drafter(|| Box::new(model().with_vocabulary(few())), &*target, &options)?;
+    // Ends of one token, since texts of the suite are short.
+    let ngram = || NgramDrafter::new().with_least(1);
+    conformance::drafter(|| Box::new(ngram()), &*target, &options)?;
+    let combined = || -> Box<dyn Drafter> { Box::new(CombinedDrafter::new(ngram(), Box::new(model()))) };
+    conformance::drafter(combined, &*target, &options)?;
     Ok(())
 }

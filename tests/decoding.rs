@@ -10,10 +10,12 @@ use std::sync::Arc;
 use common::{assert_same, feed, folder_or_skip, load, text_ids, tiny, Result};
 use recant::candle::Tensor;
 use recant::core::{
-    AttentionCache, AttentionLayout, Cache, CacheOptions, CacheStack, Checkpoint, Error as CoreError, Footprint, KvCache,
-    KvView, LanguageModel, LayerCache, LayerLayout, ModelSpec, Snapshot,
+    AttentionCache, AttentionLayout, Cache, CacheOptions, CacheStack, Checkpoint, Error as CoreError,
+    Footprint, KvCache, KvView, LanguageModel, LayerCache, LayerLayout, ModelSpec, Snapshot,
 };
-use recant::generate::{Decoder, Drafter, Finish, Limits, ModelDrafter};
+use recant::generate::{
+    CombinedDrafter, Decoder, Depth, DraftVocabulary, Drafter, Finish, Limits, ModelDrafter, NgramDrafter,
+};
 use serde_json::json;
 
 fn prompt(n: u32) -> Vec<u32> {
@@ -21,7 +23,11 @@ fn prompt(n: u32) -> Vec<u32> {
 }
 
 fn decoder(model: &Arc<dyn LanguageModel>) -> Result<Decoder> {
-    Ok(Decoder::new(model.clone(), model.new_caches(&CacheOptions::default())?, usize::MAX)?)
+    Ok(Decoder::new(
+        model.clone(),
+        model.new_caches(&CacheOptions::default())?,
+        usize::MAX,
+    )?)
 }
 
 /// A decoder that drafts with the target's own weights: everything is accepted.
@@ -33,7 +39,7 @@ fn self_drafting(model: &Arc<dyn LanguageModel>, k: usize) -> Result<Decoder> {
 fn limits(max_tokens: usize, draft_tokens: usize, eos: &[u32]) -> Limits {
     Limits {
         max_tokens,
-        draft_tokens,
+        depth: Depth::Fixed(draft_tokens),
         eos: eos.to_vec(),
     }
 }
@@ -90,7 +96,7 @@ impl Drafter for Told {
         Ok(self.rounds.get(self.next - 1).cloned().unwrap_or_default())
     }
 
-    fn observe(&mut self, _accepted: usize, _next: u32, _hidden: Option<&Tensor>) {}
+    fn observe(&mut self, _tokens: &[u32], _hidden: Option<&Tensor>) {}
 
     fn reset(&mut self) {}
 }
@@ -145,7 +151,10 @@ fn c089_nothing_comes_after_an_end_token_wherever_it_falls_in_a_block() -> Resul
             assert_eq!(decoder.tokens(), &text[..12 + at + 11], "{what}");
         }
     }
-    assert!(inside > 10, "the end token fell inside a block {inside} times only");
+    assert!(
+        inside > 10,
+        "the end token fell inside a block {inside} times only"
+    );
     Ok(())
 }
 
@@ -161,9 +170,17 @@ fn c093_prompts_and_drafts_end_at_the_context() -> Result<()> {
         for k in [0, 4] {
             let mut decoder = self_drafting(&model, k)?;
             decoder.prefill(&long[..n], &mut |_, _| {})?;
-            assert_eq!(run(&mut decoder, limits(10_000, k, &[]))?, Finish::Context, "prompt {n}, k {k}");
+            assert_eq!(
+                run(&mut decoder, limits(10_000, k, &[]))?,
+                Finish::Context,
+                "prompt {n}, k {k}"
+            );
             assert_eq!(decoder.caches().len(), 32);
-            assert_eq!(decoder.tokens().len(), 33, "the last position's token is chosen, and pending");
+            assert_eq!(
+                decoder.tokens().len(),
+                33,
+                "the last position's token is chosen, and pending"
+            );
             if n >= 20 {
                 assert_eq!(decoder.tokens(), &long[..33]);
             }
@@ -199,7 +216,14 @@ fn c094_a_draft_model_with_a_shorter_context_stops_drafting() -> Result<()> {
 fn c009_rounds_without_a_proposal_are_plain_steps() -> Result<()> {
     let model = tiny(|_| {})?;
     let text = plain_text(&model, &prompt(12), 30)?;
-    let orders = vec![vec![], vec![], vec![text[14]], vec![], text[17..20].to_vec(), vec![]];
+    let orders = vec![
+        vec![],
+        vec![],
+        vec![text[14]],
+        vec![],
+        text[17..20].to_vec(),
+        vec![],
+    ];
     let mut decoder = decoder(&model)?.with_drafter(Told::new(orders), 3)?;
     decoder.prefill(&prompt(12), &mut |_, _| {})?;
     let mut accepted = Vec::new();
@@ -224,13 +248,189 @@ fn c013_drafting_after_rounds_without_it_accepts_everything() -> Result<()> {
     in_step("at the end", &decoder)
 }
 
+/// A text in which a phrase came before what follows it now, so that the n-gram drafter has guesses, right and wrong.
+fn stuttering(text: &[u32]) -> Vec<u32> {
+    [&text[12..20], &text[..16], &text[12..24], &text[..12]].concat()
+}
+
+#[test]
+fn c013_a_draft_model_keeps_up_while_the_text_itself_is_drafted_from() -> Result<()> {
+    let model = tiny(|_| {})?;
+    let text = plain_text(&model, &prompt(12), 60)?;
+    let prompt = stuttering(&text);
+    let own = ModelDrafter::new(model.clone(), &CacheOptions::default())?;
+    let drafter = CombinedDrafter::new(NgramDrafter::new().with_least(4), Box::new(own));
+    let mut decoder = decoder(&model)?.with_drafter(Box::new(drafter), 3)?;
+    decoder.prefill(&prompt, &mut |_, _| {})?;
+    let mut from_model = 0;
+    for k in [3, 1, 0, 3, 2].into_iter().cycle().take(40) {
+        let mut alone = NgramDrafter::new().with_least(4);
+        alone.prefill(decoder.tokens(), None)?;
+        let repeats = !alone.propose(k)?.is_empty();
+        let round = decoder.round(k, 10, &[])?;
+        if !repeats {
+            assert_eq!(
+                (round.drafted, round.accepted),
+                (k, k),
+                "a model with the target's weights is always right"
+            );
+            from_model += round.drafted;
+        }
+    }
+    assert!(from_model > 10);
+    in_step("at the end", &decoder)
+}
+
+#[test]
+fn c088_no_more_is_drafted_than_a_limit_leaves_room_for() -> Result<()> {
+    let model = tiny(|_| {})?;
+    let text = plain_text(&model, &prompt(12), 40)?;
+    for room in 1..8 {
+        // Told proposes six tokens whatever it is asked for.
+        let mut told = decoder(&model)?.with_drafter(Told::new(vec![text[12..18].to_vec()]), 6)?;
+        told.prefill(&prompt(12), &mut |_, _| {})?;
+        let round = told.round(6, room, &[])?;
+        assert_eq!(
+            (round.asked, round.drafted, round.tokens.len()),
+            (6.min(room - 1), 6.min(room - 1), room.min(7))
+        );
+        in_step("after a round with little room", &told)?;
+
+        let mut repeating = decoder(&model)?.with_drafter(Box::new(NgramDrafter::new()), 6)?;
+        repeating.prefill(
+            &[text[..18].to_vec(), text[..12].to_vec()].concat(),
+            &mut |_, _| {},
+        )?;
+        let round = repeating.round(6, room, &[])?;
+        assert_eq!(round.drafted, 6.min(room - 1));
+        in_step("after a look-up with little room", &repeating)?;
+    }
+    let mut plain = decoder(&model)?;
+    plain.prefill(&prompt(12), &mut |_, _| {})?;
+    assert_eq!(plain.round(6, 10, &[])?.asked, 0, "there is nobody to ask");
+    Ok(())
+}
+
+#[test]
+fn a_depth_that_adapts_changes_nothing_but_the_speed() -> Result<()> {
+    let model = tiny(|_| {})?;
+    let other = tiny(|text| text["hidden_size"] = json!(48))?;
+    let text = plain_text(&model, &prompt(12), 40)?;
+    let start = stuttering(&text);
+    let text = plain_text(&model, &start, 300)?;
+    let with = |model: &Arc<dyn LanguageModel>| -> Result<Box<dyn Drafter>> {
+        Ok(Box::new(ModelDrafter::new(
+            model.clone(),
+            &CacheOptions::default(),
+        )?))
+    };
+    let drafters: [Box<dyn Drafter>; 4] = [
+        with(&model)?,
+        with(&other)?,
+        Box::new(NgramDrafter::new().with_least(1)),
+        Box::new(CombinedDrafter::new(NgramDrafter::new(), with(&model)?)),
+    ];
+    for (which, drafter) in drafters.into_iter().enumerate() {
+        let mut decoder = decoder(&model)?.with_drafter(drafter, 6)?;
+        decoder.prefill(&start, &mut |_, _| {})?;
+        let mut depths = [0; 7];
+        for most in [6, 6, 2] {
+            let limits = Limits {
+                max_tokens: 100,
+                depth: Depth::Auto { most },
+                eos: Vec::new(),
+            };
+            for round in decoder.generate(limits) {
+                let round = round?;
+                assert!(round.asked <= most);
+                depths[round.asked] += 1;
+            }
+        }
+        assert_eq!(decoder.tokens(), text, "drafter {which}");
+        assert!(
+            depths[0] > 0 && depths[1..].iter().any(|n| *n > 0),
+            "drafter {which}: {depths:?}"
+        );
+        in_step("at the end", &decoder)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_draft_vocabulary_limits_guesses_and_never_the_text() -> Result<()> {
+    let model = tiny(|text| text["eos_token_id"] = json!(249))?;
+    let text = plain_text(&model, &prompt(12), 120)?;
+    let common = DraftVocabulary::most_frequent(text.iter().copied(), 20);
+    let with_end = common.clone().with(&[249]);
+    let all = DraftVocabulary::from_ids(0..1000);
+    for (vocabulary, allowed) in [(&common, &with_end), (&all, &all)] {
+        let drafter =
+            ModelDrafter::new(model.clone(), &CacheOptions::default())?.with_vocabulary(vocabulary.clone());
+        let mut decoder = decoder(&model)?.with_drafter(Box::new(drafter), 3)?;
+        decoder.prefill(&prompt(12), &mut |_, _| {})?;
+        let (mut drafted, mut accepted) = (0, 0);
+        while decoder.tokens().len() < text.len() - 4 {
+            let round = decoder.round(3, 4, &[])?;
+            let guessed = round.tokens.iter().filter(|token| token.drafted);
+            for token in guessed {
+                assert!(allowed.ids().any(|id| id == token.id), "guessed {}", token.id);
+            }
+            drafted += round.drafted;
+            accepted += round.accepted;
+        }
+        assert_eq!(decoder.tokens(), &text[..decoder.tokens().len()]);
+        in_step("at the end", &decoder)?;
+        let whole = vocabulary.ids().count() == 1000;
+        assert!(
+            accepted > 0 && (accepted == drafted) == whole,
+            "{accepted} of {drafted}"
+        );
+    }
+
+    // What is proposed is the best of the allowed, whether it is right or not.
+    let mut drafter = ModelDrafter::new(model.clone(), &CacheOptions::default())?
+        .with_vocabulary(DraftVocabulary::from_ids([7, 3, 100, 31]));
+    drafter.attach(model.spec(), usize::MAX)?;
+    drafter.prefill(&prompt(12), None)?;
+    let mut caches = model.new_caches(&CacheOptions::default())?;
+    let mut so_far = prompt(12);
+    for id in drafter.propose(4)? {
+        caches.reset();
+        let rows = feed(&*model, &mut caches, &so_far)?;
+        let row: Vec<f32> = rows[rows.len() - 256..]
+            .iter()
+            .map(|bits| f32::from_bits(*bits))
+            .collect();
+        let best = [3, 7, 31, 100, 249]
+            .into_iter()
+            .max_by(|a, b| row[*a].total_cmp(&row[*b]));
+        assert_eq!(Some(id as usize), best);
+        so_far.push(id);
+    }
+
+    let nothing = ModelDrafter::new(model.clone(), &CacheOptions::default())?
+        .with_vocabulary(DraftVocabulary::from_ids([256, 1000]));
+    let none = tiny(|_| {})?;
+    let error = decoder(&none)?
+        .with_drafter(Box::new(nothing), 3)
+        .err()
+        .ok_or("took no ids")?
+        .to_string();
+    assert!(
+        error.contains("no id of its draft vocabulary is below 256"),
+        "{error}"
+    );
+    Ok(())
+}
+
 #[test]
 fn c014_drafts_that_are_always_wrong_change_nothing() -> Result<()> {
     let model = tiny(|_| {})?;
     let text = plain_text(&model, &prompt(12), 40)?;
     for k in 1..=6 {
-        let wrong: Vec<Vec<u32>> =
-            (12..40).map(|at| (0..k).map(|i| (text[(at + i).min(40)] + 1) % 256).collect()).collect();
+        let wrong: Vec<Vec<u32>> = (12..40)
+            .map(|at| (0..k).map(|i| (text[(at + i).min(40)] + 1) % 256).collect())
+            .collect();
         let mut decoder = decoder(&model)?.with_drafter(Told::new(wrong), k)?;
         decoder.prefill(&prompt(12), &mut |_, _| {})?;
         for _ in 12..34 {
@@ -296,11 +496,18 @@ fn a_prompt_is_read_in_chunks_and_a_refused_one_leaves_the_decoder_empty() -> Re
     let model = tiny(|_| {})?;
     let mut decoder = self_drafting(&model, 4)?;
     assert!(decoder.prefill(&[], &mut |_, _| {}).is_err());
-    assert!(decoder.round(4, 10, &[]).is_err(), "there is nothing to go on from");
+    assert!(
+        decoder.round(4, 10, &[]).is_err(),
+        "there is nothing to go on from"
+    );
     for bad in [0, 300, 599] {
         let mut ids = prompt(600);
         ids[bad] = 256;
-        let error = decoder.prefill(&ids, &mut |_, _| {}).err().ok_or("took an unknown token")?.to_string();
+        let error = decoder
+            .prefill(&ids, &mut |_, _| {})
+            .err()
+            .ok_or("took an unknown token")?
+            .to_string();
         assert!(error.contains(&format!("token 256 at position {bad}")), "{error}");
         assert!(decoder.tokens().is_empty() && decoder.caches().is_empty());
     }
@@ -308,7 +515,10 @@ fn a_prompt_is_read_in_chunks_and_a_refused_one_leaves_the_decoder_empty() -> Re
     decoder.prefill(&prompt(600), &mut |done, total| seen.push((done, total)))?;
     assert_eq!(seen, [(256, 600), (512, 600), (599, 600), (600, 600)]);
     in_step("after a long prompt", &decoder)?;
-    assert!(decoder.prefill(&prompt(3), &mut |_, _| {}).is_err(), "a second prompt needs a reset");
+    assert!(
+        decoder.prefill(&prompt(3), &mut |_, _| {}).is_err(),
+        "a second prompt needs a reset"
+    );
     in_step("after a refused prompt", &decoder)
 }
 
@@ -423,7 +633,9 @@ fn fails_and_goes_on(panics: bool) -> Result<()> {
         for round in 0..6 {
             let before = decoder.tokens().to_vec();
             left.store(1, Ordering::Relaxed);
-            let result = catch_unwind(AssertUnwindSafe(|| decoder.round(k, 10, &[]).map_err(|e| e.to_string())));
+            let result = catch_unwind(AssertUnwindSafe(|| {
+                decoder.round(k, 10, &[]).map_err(|e| e.to_string())
+            }));
             match result {
                 Ok(Err(error)) if !panics => {
                     assert!(error.contains("layer 7 (kv): out of room on purpose"), "{error}");
@@ -434,7 +646,11 @@ fn fails_and_goes_on(panics: bool) -> Result<()> {
             assert_eq!(decoder.tokens(), before);
             in_step("after a failed round", &decoder)?;
             let done = decoder.round(k, 10, &[])?;
-            assert_eq!((done.drafted, done.accepted), (k, k), "the drafter is in step after a failed round");
+            assert_eq!(
+                (done.drafted, done.accepted),
+                (k, k),
+                "the drafter is in step after a failed round"
+            );
             in_step("after the round that followed", &decoder)?;
         }
         assert_eq!(decoder.tokens(), &text[..decoder.tokens().len()]);
@@ -463,7 +679,10 @@ fn a_failed_call_without_a_checkpoint_leaves_a_stack_that_says_so() -> Result<()
     feed(&*model, &mut caches, &prompt(5))?;
     left.store(1, Ordering::Relaxed);
     assert!(feed(&*model, &mut caches, &prompt(2)).is_err());
-    let error = feed(&*model, &mut caches, &prompt(2)).err().ok_or("took an uneven stack")?.to_string();
+    let error = feed(&*model, &mut caches, &prompt(2))
+        .err()
+        .ok_or("took an uneven stack")?
+        .to_string();
     assert!(error.contains("layer 0 has 7, layer 3 has 5"), "{error}");
     caches.reset();
     feed(&*model, &mut caches, &prompt(2))?;
@@ -480,8 +699,15 @@ fn c002_caches_that_cannot_be_rewound_are_refused_when_the_session_is_built() ->
     };
     let drafter = || ModelDrafter::new(model.clone(), &CacheOptions::default());
     let small = Decoder::new(model.clone(), model.new_caches(&options)?, usize::MAX)?;
-    let error = small.with_drafter(Box::new(drafter()?), 4).err().ok_or("took caches without room")?.to_string();
-    assert!(error.contains("layer 0 (arrays)") && error.contains("the limit is 2"), "{error}");
+    let error = small
+        .with_drafter(Box::new(drafter()?), 4)
+        .err()
+        .ok_or("took caches without room")?
+        .to_string();
+    assert!(
+        error.contains("layer 0 (arrays)") && error.contains("the limit is 2"),
+        "{error}"
+    );
     let one = CacheOptions {
         record_limit: 1,
         ..CacheOptions::default()
@@ -495,8 +721,17 @@ fn c002_caches_that_cannot_be_rewound_are_refused_when_the_session_is_built() ->
 fn c025_caches_of_another_model_are_refused() -> Result<()> {
     let (target, draft) = (load("demo-target")?, load("demo-draft")?);
     let wrong = draft.model().new_caches(&CacheOptions::default())?;
-    let error = target.session().caches(wrong).build().err().ok_or("took another model's caches")?.to_string();
-    assert!(error.contains("the model that the caches were made for"), "{error}");
+    let error = target
+        .session()
+        .caches(wrong)
+        .build()
+        .err()
+        .ok_or("took another model's caches")?
+        .to_string();
+    assert!(
+        error.contains("the model that the caches were made for"),
+        "{error}"
+    );
     Ok(())
 }
 
@@ -527,8 +762,14 @@ fn c107_speculation_is_exact_on_twenty_held_out_texts() -> Result<()> {
         accepted += speculative.stats().accepted;
     }
     println!("accepted {accepted} of {drafted} drafted tokens");
-    assert!(accepted * 3 > drafted, "a draft model that agrees so rarely tests nothing");
-    assert!(accepted < drafted, "a draft model that always agrees tests no rollback");
+    assert!(
+        accepted * 3 > drafted,
+        "a draft model that agrees so rarely tests nothing"
+    );
+    assert!(
+        accepted < drafted,
+        "a draft model that always agrees tests no rollback"
+    );
     Ok(())
 }
 
@@ -538,8 +779,12 @@ fn threads_never_change_a_text() -> Result<()> {
     let prompt = text_ids(50)?;
     let mut texts = Vec::new();
     for threads in [1, 2, 3] {
-        let mut session =
-            target.session().threads(&recant::Threads::new(threads)?).draft(&draft).draft_tokens(5).build()?;
+        let mut session = target
+            .session()
+            .threads(&recant::Threads::new(threads)?)
+            .draft(&draft)
+            .draft_tokens(5)
+            .build()?;
         session.start_tokens(&prompt, &mut |_, _| {})?;
         session.generate(150).try_for_each(|event| event.map(|_| ()))?;
         texts.push((session.tokens().to_vec(), session.caches().snapshot()?));
