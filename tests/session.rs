@@ -3,14 +3,19 @@
 mod common;
 
 use common::{folder, load, Result};
-use recant::{Event, Finish, Session, Threads};
+use recant::{DraftVocabulary, Event, Finish, Session, SessionBuilder, Threads};
 
 fn sessions() -> Result<(Session, Session)> {
     let (target, draft) = (load("demo-target")?, load("demo-draft")?);
     let threads = Threads::new(2)?;
     Ok((
         target.session().threads(&threads).build()?,
-        target.session().threads(&threads).draft(&draft).draft_tokens(3).build()?,
+        target
+            .session()
+            .threads(&threads)
+            .draft(&draft)
+            .draft_tokens(3)
+            .build()?,
     ))
 }
 
@@ -25,12 +30,15 @@ const PROMPTS: [&str; 4] = [
 fn events_tell_the_same_story_as_the_figures() -> Result<()> {
     let (_, mut session) = sessions()?;
     session.start(PROMPTS[0])?;
-    let (mut text, mut ids, mut drafted, mut rounds, mut end) = (String::new(), Vec::new(), 0, Vec::new(), None);
+    let (mut text, mut ids, mut drafted, mut rounds, mut end) =
+        (String::new(), Vec::new(), 0, Vec::new(), None);
     for event in session.generate(60) {
         let event = event?;
         text.push_str(event.text());
         match event {
-            Event::Token { id, drafted: guessed, .. } => {
+            Event::Token {
+                id, drafted: guessed, ..
+            } => {
                 ids.push(id);
                 drafted += usize::from(guessed);
             }
@@ -47,7 +55,14 @@ fn events_tell_the_same_story_as_the_figures() -> Result<()> {
     assert_eq!(stats.accepted_by_position.iter().sum::<usize>(), stats.accepted);
     assert_eq!(stats.drafted_by_position.iter().sum::<usize>(), stats.drafted);
     assert!(stats.accepted > 0 && stats.accepted < stats.drafted);
-    assert_eq!(rounds.iter().flat_map(|r| &r.tokens).map(|t| t.id).collect::<Vec<_>>(), ids);
+    assert_eq!(
+        rounds
+            .iter()
+            .flat_map(|r| &r.tokens)
+            .map(|t| t.id)
+            .collect::<Vec<_>>(),
+        ids
+    );
     assert_eq!(&session.tokens()[stats.prompt_tokens..], ids);
     assert_eq!(text, load("demo-target")?.text().decode(&ids)?);
     Ok(())
@@ -76,6 +91,87 @@ fn plain_and_speculative_sessions_give_the_same_text() -> Result<()> {
     Ok(())
 }
 
+/// A prompt with much to look up.
+const REPEATS: &str =
+    "red = paint(\"red\", 1)\ngreen = paint(\"green\", 2)\nblue = paint(\"blue\", 3)\nwhite = paint(";
+
+#[test]
+fn every_way_of_drafting_gives_the_text_of_plain_decoding() -> Result<()> {
+    let (target, draft) = (load("demo-target")?, load("demo-draft")?);
+    let threads = Threads::new(2)?;
+    let run = |session: SessionBuilder| -> Result<(Vec<u32>, recant::Stats)> {
+        let mut session = session.threads(&threads).ignore_eos(true).build()?;
+        session.start(REPEATS)?;
+        session.generate(200).try_for_each(|event| event.map(drop))?;
+        Ok((session.tokens().to_vec(), session.stats().clone()))
+    };
+    let (plain, stats) = run(target.session())?;
+    assert_eq!(stats.depths, [200], "nothing to ask");
+    let few = || DraftVocabulary::most_frequent(plain.iter().copied(), 40);
+    type Way<'a> = (&'a str, SessionBuilder, std::ops::RangeInclusive<usize>);
+    let ways: [Way<'_>; 6] = [
+        ("n-gram", target.session().ngram(), 4..=4),
+        ("n-gram, deeper", target.session().ngram().draft_tokens(9), 9..=9),
+        (
+            "both",
+            target.session().draft(&draft).ngram().draft_tokens(3),
+            3..=3,
+        ),
+        (
+            "few ids",
+            target.session().draft(&draft).draft_vocabulary(few()),
+            4..=4,
+        ),
+        ("adaptive", target.session().draft(&draft).auto_depth(6), 0..=6),
+        ("adaptive n-gram", target.session().ngram().auto_depth(8), 0..=8),
+    ];
+    for (way, session, depths) in ways {
+        let (text, stats) = run(session)?;
+        assert_eq!(text, plain, "{way}");
+        assert_eq!(stats.depths.iter().sum::<usize>(), stats.rounds, "{way}");
+        assert!(stats.accepted > 0, "{way}");
+        // Rounds near the end ask for less.
+        let early = stats.depths.len() - 1;
+        assert!(depths.contains(&early), "{way}: {:?}", stats.depths);
+        if depths.start() == depths.end() {
+            assert!(
+                stats.depths[early] > stats.rounds / 2,
+                "{way}: {:?}",
+                stats.depths
+            );
+        } else {
+            assert!(stats.depths[0] > 0, "{way}: {:?}", stats.depths);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn what_needs_a_drafter_is_refused_without_one() -> Result<()> {
+    let target = load("demo-target")?;
+    let refused = |session: SessionBuilder| session.build().err().map_or_else(String::new, |e| e.to_string());
+    let few = || DraftVocabulary::first(100);
+    let no_depth = refused(target.session().auto_depth(4));
+    assert!(
+        no_depth.contains("auto_depth(4) needs something to draft with"),
+        "{no_depth}"
+    );
+    for session in [target.session(), target.session().ngram()] {
+        let no_model = refused(session.draft_vocabulary(few()));
+        assert!(
+            no_model.contains("a draft vocabulary needs a draft model to choose from it"),
+            "{no_model}"
+        );
+    }
+    let strange = DraftVocabulary::from_ids([1 << 20]);
+    let end_tokens_are_left = target
+        .session()
+        .draft(&load("demo-draft")?)
+        .draft_vocabulary(strange);
+    assert_eq!(refused(end_tokens_are_left), "");
+    Ok(())
+}
+
 #[test]
 fn a_run_that_is_dropped_leaves_a_session_that_goes_on_as_though_it_were_not() -> Result<()> {
     let (mut plain, mut session) = sessions()?;
@@ -86,7 +182,10 @@ fn a_run_that_is_dropped_leaves_a_session_that_goes_on_as_though_it_were_not() -
         for event in session.generate(60).take(seen) {
             event?;
         }
-        assert_eq!(recant::core::Cache::len(session.caches()), session.tokens().len() - 1);
+        assert_eq!(
+            recant::core::Cache::len(session.caches()),
+            session.tokens().len() - 1
+        );
         let left = 60 - session.stats().generated_tokens;
         session.generate(left).try_for_each(|event| event.map(drop))?;
         assert_eq!(session.tokens(), plain.tokens());
@@ -107,7 +206,10 @@ fn c074_end_tokens_are_those_of_all_files_together() -> Result<()> {
     let config = std::fs::read_to_string(source.join("config.json"))?;
     let eos_of = |config: &str, generation: Option<&str>, tokenizer: Option<&str>| -> Result<Vec<u32>> {
         std::fs::write(dir.path().join("config.json"), config)?;
-        for (name, text) in [("generation_config.json", generation), ("tokenizer_config.json", tokenizer)] {
+        for (name, text) in [
+            ("generation_config.json", generation),
+            ("tokenizer_config.json", tokenizer),
+        ] {
             match text {
                 Some(text) => std::fs::write(dir.path().join(name), text)?,
                 None => drop(std::fs::remove_file(dir.path().join(name))),
@@ -119,12 +221,25 @@ fn c074_end_tokens_are_those_of_all_files_together() -> Result<()> {
     assert_ne!(none, config);
     assert_eq!(eos_of(&none, None, None)?, [0u32; 0]);
     assert_eq!(eos_of(&config, None, None)?, [8187]);
-    assert_eq!(eos_of(&none, Some(r#"{"eos_token_id": [10, 11]}"#), None)?, [10, 11]);
-    assert_eq!(eos_of(&none, Some(r#"{"eos_token_id": 12}"#), None)?, [12]);
-    assert_eq!(eos_of(&none, None, Some(r#"{"eos_token": "<|im_end|>"}"#))?, [8189]);
-    assert_eq!(eos_of(&none, None, Some(r#"{"eos_token": {"content": "<|im_end|>"}}"#))?, [8189]);
     assert_eq!(
-        eos_of(&config, Some(r#"{"eos_token_id": [10]}"#), Some(r#"{"eos_token": "<|im_end|>"}"#))?,
+        eos_of(&none, Some(r#"{"eos_token_id": [10, 11]}"#), None)?,
+        [10, 11]
+    );
+    assert_eq!(eos_of(&none, Some(r#"{"eos_token_id": 12}"#), None)?, [12]);
+    assert_eq!(
+        eos_of(&none, None, Some(r#"{"eos_token": "<|im_end|>"}"#))?,
+        [8189]
+    );
+    assert_eq!(
+        eos_of(&none, None, Some(r#"{"eos_token": {"content": "<|im_end|>"}}"#))?,
+        [8189]
+    );
+    assert_eq!(
+        eos_of(
+            &config,
+            Some(r#"{"eos_token_id": [10]}"#),
+            Some(r#"{"eos_token": "<|im_end|>"}"#)
+        )?,
         [10, 8187, 8189]
     );
     Ok(())
@@ -146,7 +261,10 @@ fn an_end_token_ends_a_run_unless_it_is_to_be_ignored() -> Result<()> {
     };
     let mut session = target.session().build()?;
     assert_eq!(finish(&mut session)?, Some(Finish::Eos));
-    assert!(session.tokens().last().is_some_and(|id| target.eos().contains(id)));
+    assert!(session
+        .tokens()
+        .last()
+        .is_some_and(|id| target.eos().contains(id)));
     assert!(session.stats().generated_tokens < 400);
     let mut session = target.session().ignore_eos(true).build()?;
     assert_eq!(finish(&mut session)?, Some(Finish::Length));
@@ -165,19 +283,35 @@ fn c028_a_draft_model_of_other_texts_is_refused_naming_the_first_id() -> Result<
     }
     let mut tokenizer: serde_json::Value =
         serde_json::from_str(&std::fs::read_to_string(source.join("tokenizer.json"))?)?;
-    let vocab = tokenizer["model"]["vocab"].as_object_mut().ok_or("no vocabulary")?;
-    let of = |id: u64| vocab.iter().find(|(_, v)| v.as_u64() == Some(id)).map(|(k, _)| k.clone());
+    let vocab = tokenizer["model"]["vocab"]
+        .as_object_mut()
+        .ok_or("no vocabulary")?;
+    let of = |id: u64| {
+        vocab
+            .iter()
+            .find(|(_, v)| v.as_u64() == Some(id))
+            .map(|(k, _)| k.clone())
+    };
     let (a, b) = (of(250).ok_or("no 250")?, of(251).ok_or("no 251")?);
     vocab.insert(a, serde_json::json!(251));
     vocab.insert(b, serde_json::json!(250));
     std::fs::write(dir.path().join("tokenizer.json"), tokenizer.to_string())?;
     let draft = recant::load(dir.path())?;
-    let error = target.session().draft(&draft).build().err().ok_or("took another vocabulary")?.to_string();
+    let error = target
+        .session()
+        .draft(&draft)
+        .build()
+        .err()
+        .ok_or("took another vocabulary")?
+        .to_string();
     assert!(error.contains("id 250 is"), "{error}");
     // c030: other special ids in the configuration are no difference.
     let config = std::fs::read_to_string(source.join("config.json"))?;
     std::fs::copy(source.join("tokenizer.json"), dir.path().join("tokenizer.json"))?;
-    std::fs::write(dir.path().join("config.json"), config.replace("\"pad_token_id\": null", "\"pad_token_id\": 7"))?;
+    std::fs::write(
+        dir.path().join("config.json"),
+        config.replace("\"pad_token_id\": null", "\"pad_token_id\": 7"),
+    )?;
     target.session().draft(&recant::load(dir.path())?).build()?;
     Ok(())
 }
@@ -185,7 +319,10 @@ fn c028_a_draft_model_of_other_texts_is_refused_naming_the_first_id() -> Result<
 #[test]
 fn what_was_left_alone_is_said() -> Result<()> {
     let target = load("demo-target")?;
-    assert!(target.notes().iter().any(|note| note.contains("15 tensors of the multi-token-prediction head")));
+    assert!(target
+        .notes()
+        .iter()
+        .any(|note| note.contains("15 tensors of the multi-token-prediction head")));
     assert!(load("demo-draft")?.notes().is_empty());
     Ok(())
 }
@@ -199,6 +336,10 @@ fn c116_memory_is_flat_over_many_sessions_of_one_decoder() -> Result<()> {
         session.generate(30).try_for_each(|event| event.map(drop))?;
         footprints.push(session.footprint().total());
     }
-    assert_eq!(footprints[5..].iter().max(), footprints[..5].iter().max(), "{footprints:?}");
+    assert_eq!(
+        footprints[5..].iter().max(),
+        footprints[..5].iter().max(),
+        "{footprints:?}"
+    );
     Ok(())
 }

@@ -42,11 +42,13 @@ pub enum Error {
     #[error("this drafter cannot serve this target: {0}")]
     Drafter(String),
 
-    /// Something was asked of drafting where nothing drafts.
-    #[error("{asked} needs something to draft with; add a drafter or a draft model, or leave it out")]
-    NothingDrafts {
-        /// What was asked for.
+    /// Something was asked that nothing there can do.
+    #[error("{asked} needs {needs}; add it, or leave out what was asked")]
+    Lacks {
+        /// What was asked.
         asked: String,
+        /// What it needs.
+        needs: &'static str,
     },
 }
 

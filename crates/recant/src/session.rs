@@ -128,9 +128,12 @@ impl SessionBuilder {
             None => model.new_caches(&options)?,
         };
         let mut decoder = Decoder::new(model.clone(), caches, self.target.text().assigned())?;
-        let nothing = |asked: String| Err(Error::NothingDrafts { asked }.into());
+        let lacks = |asked: String, needs| Err(Error::Lacks { asked, needs }.into());
         if self.vocabulary.is_some() && !matches!(self.drafter, Source::Model(_)) {
-            return nothing(String::from("a draft vocabulary"));
+            return lacks(
+                String::from("a draft vocabulary"),
+                "a draft model to choose from it",
+            );
         }
         let drafter: Option<Box<dyn Drafter>> = match self.drafter {
             Source::None => None,
@@ -154,7 +157,9 @@ impl SessionBuilder {
         };
         match (drafter, self.depth) {
             (Some(drafter), _) => decoder = decoder.with_drafter(drafter, most)?,
-            (None, Depth::Auto { most }) => return nothing(format!("auto_depth({most})")),
+            (None, Depth::Auto { most }) => {
+                return lacks(format!("auto_depth({most})"), "something to draft with")
+            }
             (None, Depth::Fixed(_)) => {}
         }
         Ok(Session {
