@@ -5,10 +5,12 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{bits, feed, load, text_ids, tiny, Result, Rng};
+use common::{bits, feed, folder_or_skip, load, seeded, text_ids, tiny, tiny_of, Result, Rng};
+use recant::candle::{DType, Tensor};
 use recant::core::{Cache, CacheOptions, Hidden, LanguageModel, Rows, Segment, Snapshot, Window};
 use recant::Threads;
-use serde_json::json;
+use recant_weights::Source;
+use serde_json::{json, Value};
 
 const TOKENS: usize = 200;
 
@@ -62,6 +64,73 @@ fn sliding_windows_keep_the_law() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn trained_mixtures_of_experts_keep_the_law() -> Result<()> {
+    for name in ["moe", "next"] {
+        if folder_or_skip("the grouping law of a trained mixture", name).is_some() {
+            let model = load(name)?.model().clone();
+            holds(&*model, &text_ids(TOKENS)?, &CacheOptions::default(), 3)?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn mixtures_of_more_experts_than_rows_and_of_all_experts_keep_the_law() -> Result<()> {
+    for (experts, top_k, heads) in [(96, 3, 4), (5, 5, 6), (1, 1, 2)] {
+        for with in [seeded::moe, seeded::next] as [fn(Edit) -> Value; 2] {
+            let model = tiny_of(&with(Box::new(move |text| {
+                text["num_experts"] = json!(experts);
+                text["num_experts_per_tok"] = json!(top_k);
+                text["linear_num_value_heads"] = json!(heads);
+            })))?;
+            holds(&*model, &random_ids(TOKENS), &CacheOptions::default(), 2)?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn mixtures_of_sizes_that_fill_no_vector_and_layers_without_experts_keep_the_law() -> Result<()> {
+    let model = tiny_of(&seeded::next(|text| {
+        text["hidden_size"] = json!(52);
+        text["moe_intermediate_size"] = json!(13);
+        text["shared_expert_intermediate_size"] = json!(7);
+        text["mlp_only_layers"] = json!([1]);
+        text["num_experts_per_tok"] = json!(3);
+        text["norm_topk_prob"] = json!(false);
+    }))?;
+    holds(&*model, &random_ids(TOKENS), &CacheOptions::default(), 4)
+}
+
+/// A router without preferences: all experts are equally probable, and every row goes to the first ones.
+#[test]
+fn a_mixture_whose_rows_all_go_to_the_same_experts_keeps_the_law() -> Result<()> {
+    struct NoPreference(seeded::Seeded);
+    impl Source for NoPreference {
+        fn has(&self, name: &str) -> bool {
+            self.0.has(name)
+        }
+        fn take(&mut self, name: &str, shape: &[usize]) -> recant_weights::Result<Tensor> {
+            let tensor = self.0.take(name, shape)?;
+            Ok(if name.ends_with("mlp.gate.weight") {
+                tensor.zeros_like().unwrap_or(tensor)
+            } else {
+                tensor
+            })
+        }
+        fn discard(&mut self, _name: &str) {}
+    }
+    let mut source = NoPreference(seeded::Seeded {
+        seed: 7,
+        dtype: DType::BF16,
+    });
+    let model = seeded::model_of(&seeded::moe(|_| {}), "no preference", &mut source)?;
+    holds(&model, &random_ids(TOKENS), &CacheOptions::default(), 4)
+}
+
+type Edit = Box<dyn FnOnce(&mut Value)>;
+
 fn random_ids(n: usize) -> Vec<u32> {
     let mut rng = Rng(11);
     (0..n).map(|_| rng.below(256) as u32).collect()
@@ -93,7 +162,12 @@ fn holds(model: &dyn LanguageModel, text: &[u32], options: &CacheOptions, partit
             );
             let width = logits.len() / text.len();
             if let Some(at) = logits.iter().zip(&got).position(|(a, b)| a != b) {
-                return Err(format!("{what}: logits differ at token {} entry {}", at / width, at % width).into());
+                return Err(format!(
+                    "{what}: logits differ at token {} entry {}",
+                    at / width,
+                    at % width
+                )
+                .into());
             }
             assert_eq!(logits.len(), got.len(), "{what}");
             if let Some(difference) = snapshot.difference(&caches) {
@@ -169,7 +243,10 @@ fn a_segment_gives_the_rows_it_was_asked_for() -> Result<()> {
             let output = model.forward(&mut [segment])?;
             let output = &output.segments[0];
             assert_eq!(bits(output.logits()?)?, want);
-            assert_eq!(output.hidden.as_ref().map(|h| h.dims().to_vec()), hidden.then(|| vec![9, 64]));
+            assert_eq!(
+                output.hidden.as_ref().map(|h| h.dims().to_vec()),
+                hidden.then(|| vec![9, 64])
+            );
         }
     }
     Ok(())

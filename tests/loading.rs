@@ -3,122 +3,14 @@
 
 mod common;
 
-use std::collections::BTreeMap;
-use std::path::Path;
-
-use common::{bits, seeded, Result};
+use common::checkpoint::{
+    load, logits, logits_of, prefixed, refusal_of, tensors, write, write_shards, Tensors, HUB,
+};
+use common::{seeded, Result};
 use recant::candle::{DType, Tensor};
 use recant::core::{CacheOptions, Hidden, LanguageModel, Rows, Segment};
-use recant::LoadOptions;
-use recant_layers::{Config, HybridModel};
-use recant_qwen3_5::Qwen35;
-use recant_weights::{Folder, Source};
 use serde_json::{json, Value};
 use tempfile::TempDir;
-
-type Tensors = BTreeMap<String, Tensor>;
-
-/// Remembers what a model asks for: canonical names and tensors.
-struct Recorder {
-    source: seeded::Seeded,
-    tensors: Tensors,
-}
-
-impl Source for Recorder {
-    fn has(&self, _name: &str) -> bool {
-        true
-    }
-
-    fn take(&mut self, name: &str, shape: &[usize]) -> recant_weights::Result<Tensor> {
-        let tensor = self.source.take(name, shape)?;
-        self.tensors.insert(name.to_owned(), tensor.clone());
-        Ok(tensor)
-    }
-
-    fn discard(&mut self, _name: &str) {}
-}
-
-/// The tensors of the tiny dense model, by canonical name.
-fn tensors(config: &Value) -> Result<Tensors> {
-    let mut recorder = Recorder {
-        source: seeded::Seeded {
-            seed: 5,
-            dtype: DType::F32,
-        },
-        tensors: Tensors::new(),
-    };
-    HybridModel::build(&Qwen35, Config::from_json(&Qwen35, config, None)?, "", &mut recorder, &LoadOptions::default())?;
-    Ok(recorder.tensors)
-}
-
-/// Puts names behind a prefix; the head's stays at the root.
-fn prefixed(tensors: &Tensors, prefix: &str, head: &str) -> Tensors {
-    let name = |name: &String| match name.as_str() {
-        "lm_head.weight" => format!("{head}lm_head.weight"),
-        other => format!("{prefix}{other}"),
-    };
-    tensors.iter().map(|(n, t)| (name(n), t.clone())).collect()
-}
-
-fn write(dir: &Path, config: &Value, tensors: &Tensors) -> Result<()> {
-    std::fs::write(dir.join("config.json"), config.to_string())?;
-    safetensors::serialize_to_file(tensors.iter(), None, &dir.join("model.safetensors"))?;
-    Ok(())
-}
-
-/// In two shards with an index.
-fn write_shards(dir: &Path, config: &Value, tensors: &Tensors) -> Result<()> {
-    std::fs::write(dir.join("config.json"), config.to_string())?;
-    let mut map = serde_json::Map::new();
-    for shard in 0..2 {
-        let file = format!("model-0000{}-of-00002.safetensors", shard + 1);
-        let part: Tensors = tensors
-            .iter()
-            .enumerate()
-            .filter(|(i, _)| i % 2 == shard)
-            .map(|(_, (n, t))| (n.clone(), t.clone()))
-            .collect();
-        map.extend(part.keys().map(|name| (name.clone(), json!(file))));
-        safetensors::serialize_to_file(part.iter(), None, &dir.join(&file))?;
-    }
-    let index = json!({"metadata": {}, "weight_map": map});
-    std::fs::write(dir.join("model.safetensors.index.json"), index.to_string())?;
-    Ok(())
-}
-
-fn load(dir: &Path) -> Result<HybridModel> {
-    Ok(HybridModel::load(&Qwen35, &Folder::open(dir)?, &LoadOptions::default(), &mut |_, _| {})?.0)
-}
-
-fn refusal(dir: &Path) -> String {
-    match load(dir) {
-        Ok(_) => "loaded".to_owned(),
-        Err(error) => error.to_string(),
-    }
-}
-
-/// The logits of 60 tokens: long enough that a wrong rotation shows.
-fn logits(model: &HybridModel) -> Result<Vec<u32>> {
-    let tokens: Vec<u32> = (0..60).map(|i| (7 * i + 3) % 250).collect();
-    let mut caches = model.new_caches(&CacheOptions::default())?;
-    let output = model.forward(&mut [Segment::new(&tokens, &mut caches, Rows::All)])?;
-    bits(output.segments[0].logits()?)
-}
-
-/// Logits of the model that a folder written by `write` holds.
-fn logits_of(write: impl FnOnce(&Path) -> Result<()>) -> Result<Vec<u32>> {
-    let dir = TempDir::new()?;
-    write(dir.path())?;
-    logits(&load(dir.path())?)
-}
-
-fn refusal_of(write: impl FnOnce(&Path) -> Result<()>) -> Result<String> {
-    let dir = TempDir::new()?;
-    write(dir.path())?;
-    Ok(refusal(dir.path()))
-}
-
-const HUB: &str = "model.language_model.";
 
 #[test]
 fn c046_three_prefixes_load_the_same_and_a_fourth_is_refused_by_name() -> Result<()> {
@@ -130,9 +22,20 @@ fn c046_three_prefixes_load_the_same_and_a_fourth_is_refused_by_name() -> Result
         assert!(got == want, "{prefix}");
     }
     let error = refusal_of(|dir| {
-        write(dir, &config, &prefixed(&tensors, "language_model.language_model.language_model.model.", ""))
+        write(
+            dir,
+            &config,
+            &prefixed(
+                &tensors,
+                "language_model.language_model.language_model.model.",
+                "",
+            ),
+        )
     })?;
-    assert!(error.contains("language_model.language_model.language_model.model."), "{error}");
+    assert!(
+        error.contains("language_model.language_model.language_model.model."),
+        "{error}"
+    );
     Ok(())
 }
 
@@ -148,8 +51,7 @@ fn c018_c036_vision_and_mtp_tensors_are_left_alone_and_counted() -> Result<()> {
     more.insert("mtp.pre_fc_norm_hidden.weight".to_owned(), extra.clone());
     let dir = TempDir::new()?;
     write(dir.path(), &config, &more)?;
-    let (model, inventory) =
-        HybridModel::load(&Qwen35, &Folder::open(dir.path())?, &LoadOptions::default(), &mut |_, _| {})?;
+    let (model, inventory) = load(dir.path())?;
     assert!(logits(&model)? == want);
     assert_eq!((inventory.vision, inventory.mtp), (1, 2));
     Ok(())
@@ -163,8 +65,10 @@ fn c054_c055_shards_are_what_the_index_names_and_nothing_else() -> Result<()> {
     assert!(logits_of(|dir| write_shards(dir, &config, &tensors))? == want);
     let stray = logits_of(|dir| {
         write_shards(dir, &config, &tensors)?;
-        let noise: Tensors =
-            tensors.iter().map(|(n, t)| Ok((n.clone(), (t * 2.0)?))).collect::<Result<_>>()?;
+        let noise: Tensors = tensors
+            .iter()
+            .map(|(n, t)| Ok((n.clone(), (t * 2.0)?)))
+            .collect::<Result<_>>()?;
         safetensors::serialize_to_file(noise.iter(), None, &dir.join("model.safetensors"))?;
         Ok(())
     })?;
@@ -203,7 +107,11 @@ fn c047_c048_the_head_is_the_one_that_configuration_and_tensors_agree_on() -> Re
         (Some(false), Some(true), &headless, &with_embedding),
     ] {
         let got = logits_of(|dir| write(dir, &config(root, text), weights))?;
-        assert!(got == *want, "root {root:?}, text {text:?}, head {}", weights.contains_key("lm_head.weight"));
+        assert!(
+            got == *want,
+            "root {root:?}, text {text:?}, head {}",
+            weights.contains_key("lm_head.weight")
+        );
     }
     for root in [None, Some(false)] {
         let error = refusal_of(|dir| write(dir, &config(root, None), &headless))?;
@@ -239,7 +147,8 @@ fn c049_a_tied_head_is_the_embedding() -> Result<()> {
 #[test]
 fn c057_rotary_fields_are_read_wherever_they_are() -> Result<()> {
     let edit = |text: &mut Value| {
-        text["rope_parameters"] = json!({"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25});
+        text["rope_parameters"] =
+            json!({"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25});
     };
     let nested = seeded::dense(edit);
     let tensors = prefixed(&tensors(&nested)?, "model.", "");
@@ -251,7 +160,10 @@ fn c057_rotary_fields_are_read_wherever_they_are() -> Result<()> {
     flat["rope_scaling"] = Value::Null;
     assert!(logits_of(|dir| write(dir, &flat, &tensors))? == want);
     let other = seeded::dense(|text| text["rope_parameters"]["rope_theta"] = json!(1e4));
-    assert!(logits_of(|dir| write(dir, &other, &tensors))? != want, "theta is used");
+    assert!(
+        logits_of(|dir| write(dir, &other, &tensors))? != want,
+        "theta is used"
+    );
     let yarn = seeded::dense(|text| text["rope_parameters"]["rope_type"] = json!("yarn"));
     let error = refusal_of(|dir| write(dir, &yarn, &tensors))?;
     assert!(error.contains("rope_type") && error.contains("yarn"), "{error}");
@@ -292,7 +204,10 @@ fn a_tensor_that_is_missing_extra_or_misshaped_is_named() -> Result<()> {
             "extra",
             Box::new(|t| {
                 let extra = t[name].clone();
-                t.insert("model.language_model.layers.9.linear_attn.dt_bias".to_owned(), extra);
+                t.insert(
+                    "model.language_model.layers.9.linear_attn.dt_bias".to_owned(),
+                    extra,
+                );
                 Ok(())
             }),
             &["layers.9.linear_attn.dt_bias"],
@@ -329,18 +244,45 @@ fn a_tensor_that_is_missing_extra_or_misshaped_is_named() -> Result<()> {
 fn a_configuration_that_contradicts_the_tensors_is_refused_naming_both_shapes() -> Result<()> {
     let tensors = prefixed(&tensors(&seeded::dense(|_| {}))?, HUB, "");
     for (field, value, words) in [
-        ("hidden_size", 48, ["embed_tokens.weight", "[256, 48]", "[256, 64]"]),
-        ("intermediate_size", 80, ["mlp.gate_proj.weight", "[80, 64]", "[96, 64]"]),
-        ("head_dim", 16, ["self_attn.q_proj.weight", "[128, 64]", "[256, 64]"]),
-        ("linear_num_value_heads", 2, ["linear_attn.conv1d.weight", "[96, 1, 4]", "[128, 1, 4]"]),
-        ("linear_conv_kernel_dim", 3, ["linear_attn.conv1d.weight", "[128, 1, 3]", "[128, 1, 4]"]),
+        (
+            "hidden_size",
+            48,
+            ["embed_tokens.weight", "[256, 48]", "[256, 64]"],
+        ),
+        (
+            "intermediate_size",
+            80,
+            ["mlp.gate_proj.weight", "[80, 64]", "[96, 64]"],
+        ),
+        (
+            "head_dim",
+            16,
+            ["self_attn.q_proj.weight", "[128, 64]", "[256, 64]"],
+        ),
+        (
+            "linear_num_value_heads",
+            2,
+            ["linear_attn.conv1d.weight", "[96, 1, 4]", "[128, 1, 4]"],
+        ),
+        (
+            "linear_conv_kernel_dim",
+            3,
+            ["linear_attn.conv1d.weight", "[128, 1, 3]", "[128, 1, 4]"],
+        ),
         ("num_hidden_layers", 5, ["layers.4.", "", ""]),
         ("num_hidden_layers", 3, ["layers.3.", "", ""]),
-        ("vocab_size", 255, ["embed_tokens.weight", "[255, 64]", "[256, 64]"]),
+        (
+            "vocab_size",
+            255,
+            ["embed_tokens.weight", "[255, 64]", "[256, 64]"],
+        ),
     ] {
         let config = seeded::dense(|text| text[field] = json!(value));
         let error = refusal_of(|dir| write(dir, &config, &tensors))?;
-        assert!(words.iter().all(|word| error.contains(word)), "{field} {value}: {error}");
+        assert!(
+            words.iter().all(|word| error.contains(word)),
+            "{field} {value}: {error}"
+        );
     }
     Ok(())
 }
@@ -349,12 +291,19 @@ fn a_configuration_that_contradicts_the_tensors_is_refused_naming_both_shapes() 
 fn c029_a_model_type_that_is_not_supported_is_answered_with_those_that_are() -> Result<()> {
     let dir = TempDir::new()?;
     let tensors = prefixed(&tensors(&seeded::dense(|_| {}))?, HUB, "");
-    for (model_type, shown) in [(json!("llama"), "\"llama\""), (json!(null), "absent"), (json!(5), "5")] {
+    for (model_type, shown) in [
+        (json!("llama"), "\"llama\""),
+        (json!(null), "absent"),
+        (json!(5), "5"),
+    ] {
         let mut config = seeded::dense(|_| {});
         config["model_type"] = model_type;
         write(dir.path(), &config, &tensors)?;
         let error = recant::load(dir.path()).err().ok_or("loaded")?.to_string();
-        assert!(error.contains(shown) && error.contains("supported are qwen3_5, qwen3_5_text"), "{error}");
+        assert!(
+            error.contains(shown) && error.contains("supported are qwen3_5, qwen3_5_text"),
+            "{error}"
+        );
     }
     Ok(())
 }

@@ -85,7 +85,11 @@ fn agrees(family: &dyn Family, name: &str, backend: Backend) -> Result<()> {
         let rows = want.dims()[0];
         worst.see("logits", &output.logits()?.narrow(0, n - rows, rows)?, want)?;
         let hidden = output.hidden.as_ref().ok_or("no hidden rows")?;
-        worst.see("final hidden", &hidden.narrow(0, n - rows, rows)?, &golden.outputs["final_hidden"])?;
+        worst.see(
+            "final hidden",
+            &hidden.narrow(0, n - rows, rows)?,
+            &golden.outputs["final_hidden"],
+        )?;
         if let Some(want) = golden.outputs.get("layer_hidden") {
             worst.see("layer hidden", &Tensor::stack(&layers, 0)?, want)?;
         }
@@ -149,7 +153,10 @@ impl Worst {
         let ours = ours.flatten_all()?.to_vec1::<f32>()?;
         let theirs = theirs.flatten_all()?.to_vec1::<f32>()?;
         let scale = theirs.iter().fold(0f32, |m, x| m.max(x.abs()));
-        let error = ours.iter().zip(&theirs).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+        let error = ours
+            .iter()
+            .zip(&theirs)
+            .fold(0f32, |m, (a, b)| m.max((a - b).abs()));
         let error = f64::from(error) / f64::from(scale.max(f32::MIN_POSITIVE));
         assert!(error.is_finite(), "{what} has a value that is no number");
         let worst = self.0.entry(what).or_default();
@@ -160,7 +167,9 @@ impl Worst {
     fn check(&self) -> Result<()> {
         assert!(self.0.len() >= 6, "something was not compared: {self:?}");
         match self.0.iter().find(|(_, error)| **error > TOLERANCE) {
-            Some((what, error)) => Err(format!("{what} is off by {error:.2e}, more than {TOLERANCE:.0e}").into()),
+            Some((what, error)) => {
+                Err(format!("{what} is off by {error:.2e}, more than {TOLERANCE:.0e}").into())
+            }
             None => Ok(()),
         }
     }

@@ -6,7 +6,7 @@ mod common;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
-use common::{assert_same, feed, folder_or_skip, load, text_ids, tiny, Result, Rng};
+use common::{assert_same, feed, folder_or_skip, load, seeded, text_ids, tiny, tiny_of, Result, Rng};
 use recant::candle::{DType, Device, Tensor};
 use recant::core::{Cache, CacheOptions, CacheStack, LanguageModel, ModelSpec, Output, Segment, Window};
 use recant::generate::{CombinedDrafter, Decoder, Drafter, ModelDrafter, NgramDrafter};
@@ -188,6 +188,55 @@ fn eight_layers_with_four_value_heads_a_key_head_follow_random_schedules_of_ever
             k,
             300,
             k as u64,
+        )?;
+    }
+    Ok(())
+}
+
+#[test]
+fn mixtures_of_experts_with_dense_drafts_follow_random_schedules() -> Result<()> {
+    let draft = tiny(|_| {})?;
+    let prompt: Vec<u32> = (0..12).map(|i| (7 * i + 3) % 250).collect();
+    for (config, k) in [(seeded::moe(|_| {}), 3), (seeded::next(|_| {}), 5)] {
+        random_schedule(
+            &tiny_of(&config)?,
+            &draft,
+            &CacheOptions::default(),
+            &prompt,
+            k,
+            150,
+            k as u64,
+        )?;
+        // And the other way round.
+        random_schedule(
+            &draft,
+            &tiny_of(&config)?,
+            &CacheOptions::default(),
+            &prompt,
+            k,
+            150,
+            k as u64,
+        )?;
+    }
+    Ok(())
+}
+
+#[test]
+fn trained_mixtures_with_a_dense_draft_follow_random_schedules() -> Result<()> {
+    let draft = load("demo-draft")?;
+    for (name, k) in [("moe", 4), ("next", 3)] {
+        if folder_or_skip("random schedules of a trained mixture", name).is_none() {
+            continue;
+        }
+        let target = load(name)?;
+        random_schedule(
+            target.model(),
+            draft.model(),
+            &CacheOptions::default(),
+            &text_ids(40)?,
+            k,
+            150,
+            4,
         )?;
     }
     Ok(())

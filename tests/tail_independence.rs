@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{assert_same, feed, load, text_ids, tiny, Result, Rng};
+use common::{assert_same, feed, folder_or_skip, load, seeded, text_ids, tiny, tiny_of, Result, Rng};
 use recant::core::{CacheOptions, CacheStack, LanguageModel, Transaction, Window};
 
 /// How a block is fed.
@@ -78,7 +78,11 @@ impl Duplicate for CacheStack {
     fn duplicate(&self) -> Result<Self> {
         use recant::core::Cache;
         let options = CacheOptions {
-            window: self.layers().find(|c| c.kind() == "rotating-kv").map(|_| window_of(self)).transpose()?,
+            window: self
+                .layers()
+                .find(|c| c.kind() == "rotating-kv")
+                .map(|_| window_of(self))
+                .transpose()?,
             ..CacheOptions::default()
         };
         let mut copy = Self::standard(self.layout().clone(), &options)?;
@@ -136,7 +140,42 @@ fn windows_forget_when_the_ring_has_gone_round_many_times() -> Result<()> {
 #[test]
 fn the_demo_target_forgets_what_was_taken_back() -> Result<()> {
     let model = load("demo-target")?.model().clone();
-    no_trace(&*model, &CacheOptions::default(), &[17], 5, &[Steps::OneCall, Steps::OneToken])
+    no_trace(
+        &*model,
+        &CacheOptions::default(),
+        &[17],
+        5,
+        &[Steps::OneCall, Steps::OneToken],
+    )
+}
+
+#[test]
+fn mixtures_of_experts_forget_what_was_taken_back() -> Result<()> {
+    for config in [
+        seeded::moe(|text| text["linear_num_value_heads"] = serde_json::json!(6)),
+        seeded::next(|text| text["num_experts"] = serde_json::json!(40)),
+    ] {
+        let model = tiny_of(&config)?;
+        no_trace(&*model, &CacheOptions::default(), &[0, 2, 3, 20], 6, &ALL)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn trained_mixtures_of_experts_forget_what_was_taken_back() -> Result<()> {
+    for name in ["moe", "next"] {
+        if folder_or_skip("tail independence of a trained mixture", name).is_some() {
+            let model = load(name)?.model().clone();
+            no_trace(
+                &*model,
+                &CacheOptions::default(),
+                &[17],
+                4,
+                &[Steps::OneCall, Steps::OneToken],
+            )?;
+        }
+    }
+    Ok(())
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! What the tests across crates share: models, goldens, a small random number generator.
 #![allow(dead_code, unreachable_pub)]
 
+pub mod checkpoint;
 pub mod seeded;
 
 use std::collections::HashMap;
@@ -57,7 +58,11 @@ impl Golden {
     }
 
     pub fn ids(&self, name: &str) -> Result<Vec<u32>> {
-        Ok(self.outputs[name].to_vec1::<i64>()?.into_iter().map(|id| id as u32).collect())
+        Ok(self.outputs[name]
+            .to_vec1::<i64>()?
+            .into_iter()
+            .map(|id| id as u32)
+            .collect())
     }
 }
 
@@ -82,7 +87,12 @@ pub fn heldout() -> Result<Vec<String>> {
 
 /// The bits of a tensor's elements.
 pub fn bits(tensor: &Tensor) -> Result<Vec<u32>> {
-    Ok(tensor.flatten_all()?.to_vec1::<f32>()?.into_iter().map(f32::to_bits).collect())
+    Ok(tensor
+        .flatten_all()?
+        .to_vec1::<f32>()?
+        .into_iter()
+        .map(f32::to_bits)
+        .collect())
 }
 
 /// Feeds one sequence alone and gives the bits of its logits, row after row.
@@ -129,7 +139,12 @@ impl Rng {
     }
 }
 
-/// A seeded tiny model: see [`seeded`].
+/// A seeded tiny dense model: see [`seeded`].
 pub fn tiny(edit: impl FnOnce(&mut serde_json::Value)) -> Result<Arc<dyn LanguageModel>> {
-    Ok(Arc::new(seeded::model(&seeded::dense(edit), 7, recant::candle::DType::F32)?))
+    tiny_of(&seeded::dense(edit))
+}
+
+/// A seeded tiny model of any family.
+pub fn tiny_of(config: &serde_json::Value) -> Result<Arc<dyn LanguageModel>> {
+    Ok(Arc::new(seeded::model(config, 7, recant::candle::DType::F32)?))
 }

@@ -2,17 +2,18 @@
 
 use recant::candle::{DType, Device, Tensor};
 use recant::LoadOptions;
-use recant_layers::{Config, HybridModel};
+use recant_layers::{Config, Family, HybridModel};
 use recant_qwen3_5::Qwen35;
+use recant_qwen3_5_moe::Qwen35Moe;
+use recant_qwen3_next::Qwen3Next;
 use recant_weights::Source;
 use serde_json::{json, Value};
 
 /// The smallest model with everything in it: three linear layers and a full one, two value heads a key head.
-pub fn dense(edit: impl FnOnce(&mut Value)) -> Value {
-    let mut text = json!({
-        "model_type": "qwen3_5_text",
+fn text(model_type: &str) -> Value {
+    json!({
+        "model_type": model_type,
         "hidden_size": 64,
-        "intermediate_size": 96,
         "num_hidden_layers": 4,
         "full_attention_interval": 4,
         "num_attention_heads": 4,
@@ -28,9 +29,64 @@ pub fn dense(edit: impl FnOnce(&mut Value)) -> Value {
         "max_position_embeddings": 4096,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
         "tie_word_embeddings": false
-    });
+    })
+}
+
+/// Eight experts of which a token goes to two, and a shared one.
+fn mixture(text: &mut Value) {
+    for (name, value) in [
+        ("num_experts", 8),
+        ("num_experts_per_tok", 2),
+        ("moe_intermediate_size", 24),
+        ("shared_expert_intermediate_size", 40),
+    ] {
+        text[name] = json!(value);
+    }
+}
+
+/// A small dense model.
+pub fn dense(edit: impl FnOnce(&mut Value)) -> Value {
+    let mut text = text("qwen3_5_text");
+    text["intermediate_size"] = json!(96);
     edit(&mut text);
     json!({"model_type": "qwen3_5", "text_config": text})
+}
+
+/// A small model with a mixture of experts in every layer.
+pub fn moe(edit: impl FnOnce(&mut Value)) -> Value {
+    let mut text = text("qwen3_5_moe_text");
+    mixture(&mut text);
+    edit(&mut text);
+    json!({"model_type": "qwen3_5_moe", "text_config": text})
+}
+
+/// A small Qwen3-Next, with old rotary fields.
+pub fn next(edit: impl FnOnce(&mut Value)) -> Value {
+    let mut text = text("qwen3_next");
+    mixture(&mut text);
+    for (name, value) in [
+        ("rope_parameters", json!(null)),
+        ("rope_theta", json!(10000.0)),
+        ("partial_rotary_factor", json!(0.25)),
+        ("rope_scaling", json!(null)),
+        ("intermediate_size", json!(96)),
+        ("decoder_sparse_step", json!(1)),
+        ("mlp_only_layers", json!([])),
+        ("norm_topk_prob", json!(true)),
+    ] {
+        text[name] = value;
+    }
+    edit(&mut text);
+    text
+}
+
+/// The family of a configuration.
+pub fn family(config: &Value) -> &'static dyn Family {
+    match config["model_type"].as_str() {
+        Some("qwen3_5_moe") => &Qwen35Moe,
+        Some("qwen3_next") => &Qwen3Next,
+        _ => &Qwen35,
+    }
 }
 
 /// The shape of Qwen3.5-0.8B.
@@ -59,10 +115,23 @@ pub fn qwen3_5_0_8b() -> Value {
 
 /// A model of random weights in `dtype`.
 pub fn model(config: &Value, seed: u64, dtype: DType) -> Result<HybridModel, Box<dyn std::error::Error>> {
-    let config = Config::from_json(&Qwen35, config, None)?;
-    let mut source = Seeded { seed, dtype };
-    let fingerprint = format!("seeded-{seed}-{dtype:?}");
-    Ok(HybridModel::build(&Qwen35, config, &fingerprint, &mut source, &LoadOptions::default())?)
+    model_of(
+        config,
+        &format!("seeded-{seed}-{dtype:?}"),
+        &mut Seeded { seed, dtype },
+    )
+}
+
+/// A model of a source's weights.
+pub fn model_of(
+    config: &Value,
+    fingerprint: &str,
+    source: &mut dyn Source,
+) -> Result<HybridModel, Box<dyn std::error::Error>> {
+    let family = family(config);
+    let config = Config::from_json(family, config, None)?;
+    let options = LoadOptions::default();
+    Ok(HybridModel::build(family, config, fingerprint, source, &options)?)
 }
 
 /// Random tensors, a function of seed and name. Matrices have a standard deviation that keeps activations of
@@ -109,15 +178,17 @@ impl Seeded {
 }
 
 impl Source for Seeded {
-    fn has(&self, _name: &str) -> bool {
-        true
+    /// Experts come together.
+    fn has(&self, name: &str) -> bool {
+        !name.contains(".mlp.experts.") && !name.contains(".switch_mlp.")
     }
 
     fn take(&mut self, name: &str, shape: &[usize]) -> recant_weights::Result<Tensor> {
-        self.tensor(name, shape).map_err(|source| recant_weights::Error::Tensor {
-            tensor: name.to_owned(),
-            source: source.into(),
-        })
+        self.tensor(name, shape)
+            .map_err(|source| recant_weights::Error::Tensor {
+                tensor: name.to_owned(),
+                source: source.into(),
+            })
     }
 
     fn discard(&mut self, _name: &str) {}
