@@ -26,6 +26,9 @@
 //! ```
 
 mod attention;
+#[cfg(test)]
+#[path = "../tests/common/mod.rs"]
+mod common;
 mod composed;
 mod error;
 mod gated_delta;

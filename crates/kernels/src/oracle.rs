@@ -4,13 +4,9 @@ use candle_core::{DType, Device, Tensor};
 use half::{bf16, f16};
 use recant_core::{KvBlock, KvView, RecordSlice, RecurrentStep};
 
+use crate::common::{same, Numbers};
 use crate::simd::{self, forced, Isa, Kernel, Simd, LANES};
 use crate::*;
-
-#[path = "../tests/common/mod.rs"]
-mod common;
-
-use common::{same, Numbers};
 
 /// Runs `f` on the best set and on the portable one, and compares the bits of all tensors.
 #[track_caller]

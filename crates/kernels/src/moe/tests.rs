@@ -2,13 +2,10 @@
 
 use candle_core::{DType, Tensor};
 
+use crate::common::{in_pool, same, Numbers};
 use crate::simd::forced;
 use crate::{add_gated, route, Backend, Expert, MoeShape, SparseExperts};
 
-#[path = "../../tests/common/mod.rs"]
-mod common;
-
-use common::{in_pool, same, Numbers};
 
 #[test]
 fn a_mixture_has_the_portable_bits() {
