@@ -6,7 +6,6 @@ use crate::common::{in_pool, same, Numbers};
 use crate::simd::forced;
 use crate::{add_gated, route, Backend, Expert, MoeShape, SparseExperts};
 
-
 #[test]
 fn a_mixture_has_the_portable_bits() {
     for (hidden_size, width, experts, top_k) in
