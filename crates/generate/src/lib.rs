@@ -16,6 +16,7 @@
 mod combined;
 mod decoder;
 mod depth;
+mod draft_head;
 mod drafter;
 mod error;
 mod greedy;
@@ -26,6 +27,7 @@ mod vocabulary;
 pub use combined::CombinedDrafter;
 pub use decoder::{Decoder, Finish, Generation, Limits, Phases, Round, Token};
 pub use depth::Depth;
+pub use draft_head::DraftHead;
 pub use drafter::Drafter;
 pub use error::{Error, Result};
 pub use greedy::{argmax, choose};

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use recant_core::candle::Tensor;
 use recant_core::{Cache, CacheOptions, CacheStack, Checkpoint, LanguageModel, ModelSpec, Rows, Segment};
 
-use crate::greedy::choose;
-use crate::{DraftVocabulary, Drafter, Error, Result};
+use crate::{DraftHead, DraftVocabulary, Drafter, Error, Result};
 
 /// Most tokens fed in one call while the drafter reads a prompt.
 const CHUNK: usize = 256;
@@ -21,21 +20,12 @@ pub struct ModelDrafter {
     record_limit: usize,
     vocabulary: Option<DraftVocabulary>,
     /// What proposes: the model, or the same with a head of fewer rows. Known once there is a target.
-    head: Head,
+    head: DraftHead,
     /// Tokens of the text that the caches do not hold yet, oldest first.
     behind: Vec<u32>,
     round: Option<Round>,
     /// A round that was observed but whose tokens a cache would not give back: its checkpoint is to be restored.
     undo: Option<Checkpoint>,
-}
-
-/// Gives logits, in caches of the model it was made of.
-struct Head {
-    model: Arc<dyn LanguageModel>,
-    /// Logits to choose from; those beyond are not proposed.
-    width: usize,
-    /// The ids that the logits are of, if not each of its own place.
-    ids: Option<Vec<u32>>,
 }
 
 /// A proposal that was not observed yet.
@@ -50,11 +40,7 @@ impl ModelDrafter {
         let caches = model.new_caches(options)?;
         Ok(Self {
             vocabulary: None,
-            head: Head {
-                model: Arc::clone(&model),
-                width: model.spec().vocab_size,
-                ids: None,
-            },
+            head: DraftHead::whole(Arc::clone(&model)),
             record_limit: options.record_limit,
             model,
             caches,
@@ -107,17 +93,10 @@ impl ModelDrafter {
     /// Feeds `tokens` and chooses the one after them.
     fn next(&mut self, tokens: &[u32]) -> Result<u32> {
         let segment = Segment::new(tokens, &mut self.caches, Rows::Last);
-        let output = self.head.model.forward(&mut [segment])?;
-        let position = self.caches.len();
-        let Some(segment) = output.segments.first() else {
-            return Err(recant_core::Error::mismatch("segments of a model's output", 1, 0).into());
-        };
-        let chosen = choose(segment.logits()?, self.head.width, position)?[0];
-        match &self.head.ids {
-            None => Ok(chosen),
-            Some(ids) => ids.get(chosen as usize).copied().ok_or_else(|| {
-                recant_core::Error::mismatch("logits of a reduced head", ids.len(), "more").into()
-            }),
+        let output = self.head.model().forward(&mut [segment])?;
+        match output.segments.first() {
+            Some(segment) => self.head.choose(segment.logits()?, self.caches.len()),
+            None => Err(recant_core::Error::mismatch("segments of a model's output", 1, 0).into()),
         }
     }
 
@@ -136,35 +115,13 @@ impl ModelDrafter {
 
 impl Drafter for ModelDrafter {
     fn attach(&mut self, target: &ModelSpec, vocab: usize) -> Result<()> {
-        let draft = self.model.spec();
         if self.record_limit < 2 {
             return Err(Error::Drafter(format!(
                 "its caches record {} tokens; at least 2 are needed to draft one",
                 self.record_limit
             )));
         }
-        let vocab = draft.vocab_size.min(vocab);
-        self.head = match &self.vocabulary {
-            None => Head {
-                model: Arc::clone(&self.model),
-                width: vocab,
-                ids: None,
-            },
-            Some(vocabulary) => {
-                let vocabulary = vocabulary.clone().with(&target.eos);
-                let ids: Vec<u32> = vocabulary.ids().filter(|&id| (id as usize) < vocab).collect();
-                if ids.is_empty() {
-                    return Err(Error::Drafter(format!(
-                        "no id of its draft vocabulary is below {vocab}, the number of ids that both models know"
-                    )));
-                }
-                Head {
-                    model: self.model.with_head_rows(&ids)?,
-                    width: ids.len(),
-                    ids: Some(ids),
-                }
-            }
-        };
+        self.head = DraftHead::of(&self.model, self.vocabulary.as_ref(), target, vocab)?;
         Ok(())
     }
 

@@ -1,8 +1,10 @@
 //! Drafting with a head.
 
+use std::sync::Arc;
+
 use recant_core::candle::Tensor;
 use recant_core::{Cache, CacheStack, Checkpoint, Hidden, LanguageModel, ModelSpec, Transaction};
-use recant_generate::{choose, Drafter, Error, Result};
+use recant_generate::{DraftHead, DraftVocabulary, Drafter, Error, Result};
 
 use crate::MtpHead;
 
@@ -18,7 +20,9 @@ pub struct MtpDrafter {
     head: MtpHead,
     hidden: Hidden,
     caches: CacheStack,
-    vocab: usize,
+    vocabulary: Option<DraftVocabulary>,
+    /// What proposes: the target's head, or some rows of it. Known once there is a target.
+    chooser: DraftHead,
     /// Pairs that the caches do not hold yet.
     waiting: Vec<(Tensor, Vec<u32>)>,
     /// The newest hidden row, while the token after it is not known.
@@ -39,7 +43,8 @@ impl MtpDrafter {
     pub fn new(head: MtpHead, hidden: Hidden) -> crate::Result<Self> {
         Ok(Self {
             caches: head.new_caches()?,
-            vocab: head.target().spec().vocab_size,
+            vocabulary: None,
+            chooser: DraftHead::whole(Arc::new(head.target().clone())),
             head,
             hidden,
             waiting: Vec::new(),
@@ -48,6 +53,14 @@ impl MtpDrafter {
             chain: None,
             failed: None,
         })
+    }
+
+    /// Drafts only tokens of a vocabulary, and computes only their logits: the target's whole head is a large share of a
+    /// draft's cost.
+    #[must_use]
+    pub fn with_vocabulary(mut self, vocabulary: DraftVocabulary) -> Self {
+        self.vocabulary = Some(vocabulary);
+        self
     }
 
     /// The head's caches. Once a proposal was observed and the next one asked for, they begin with a row for each pair of
@@ -77,9 +90,17 @@ impl MtpDrafter {
         }
         let hidden: Vec<&Tensor> = self.waiting.iter().map(|(hidden, _)| hidden).collect();
         let hidden = Tensor::cat(&hidden, 0)?;
-        let tokens: Vec<u32> = self.waiting.iter().flat_map(|(_, tokens)| tokens).copied().collect();
+        let tokens: Vec<u32> = self
+            .waiting
+            .iter()
+            .flat_map(|(_, tokens)| tokens)
+            .copied()
+            .collect();
         let mut feeding = Transaction::begin(&mut self.caches)?;
-        let rows = self.head.forward(&hidden, &tokens, feeding.cache()).map_err(other)?;
+        let rows = self
+            .head
+            .forward(&hidden, &tokens, feeding.cache())
+            .map_err(other)?;
         feeding.keep(tokens.len())?;
         // A copy, since a view would keep all rows alive.
         self.newest = Some(rows.narrow(0, tokens.len() - 1, 1)?.force_contiguous()?);
@@ -88,8 +109,8 @@ impl MtpDrafter {
     }
 
     fn choose(&self, row: &Tensor) -> Result<u32> {
-        let logits = self.head.target().project(row)?;
-        Ok(choose(&logits, self.vocab, self.caches.len() + 2)?[0])
+        let logits = self.chooser.model().project(row)?;
+        self.chooser.choose(&logits, self.caches.len() + 2)
     }
 
     fn extend(&mut self, k: usize) -> Result<Vec<u32>> {
@@ -103,7 +124,10 @@ impl MtpDrafter {
         let mut row = newest;
         while proposed.len() < k {
             let last = proposed[proposed.len() - 1];
-            row = self.head.forward(&row, &[last], &mut self.caches).map_err(other)?;
+            row = self
+                .head
+                .forward(&row, &[last], &mut self.caches)
+                .map_err(other)?;
             proposed.push(self.choose(&row)?);
         }
         Ok(proposed)
@@ -127,7 +151,8 @@ impl Drafter for MtpDrafter {
                 own.layout.fingerprint, target.layout.fingerprint
             )));
         }
-        self.vocab = own.vocab_size.min(vocab);
+        let model: Arc<dyn LanguageModel> = Arc::new(self.head.target().clone());
+        self.chooser = DraftHead::of(&model, self.vocabulary.as_ref(), target, vocab)?;
         Ok(())
     }
 
@@ -141,7 +166,8 @@ impl Drafter for MtpDrafter {
         }
         if let Some(hidden) = hidden {
             if !later.is_empty() {
-                self.waiting.push((hidden.narrow(0, 0, later.len())?, later.to_vec()));
+                self.waiting
+                    .push((hidden.narrow(0, 0, later.len())?, later.to_vec()));
             }
             self.carried = Some(hidden.narrow(0, later.len(), 1)?.force_contiguous()?);
         }

@@ -132,7 +132,11 @@ fn parts(
     let norm = assembly.norm("norm.weight")?;
     let rotary = Rotary::new(config.rope_theta, config.rotary_dims).map_err(recant_core::Error::from)?;
     let layout = StackLayout {
-        fingerprint: format!("{} with head {}", target.spec().layout.fingerprint, folder.fingerprint()),
+        fingerprint: format!(
+            "{} with head {}",
+            target.spec().layout.fingerprint,
+            folder.fingerprint()
+        ),
         layers: vec![block.layout()],
         device: options.device.clone(),
     };

@@ -33,6 +33,20 @@ pub enum Error {
         supported: String,
     },
 
+    /// A head was given where a model is wanted.
+    #[error(
+        "{} holds a multi-token-prediction head alone: it is no model and no draft model; attach it to a session of its \
+         target with `mtp_from`", folder.display()
+    )]
+    HeadAlone {
+        /// The folder.
+        folder: PathBuf,
+    },
+
+    /// A multi-token-prediction head does not go with the target.
+    #[error(transparent)]
+    Mtp(Box<recant_mtp::Error>),
+
     /// The tokenizer cannot be read, or refuses a text.
     #[error("tokenizer {}: {reason}", path.display())]
     Tokenizer {
@@ -68,6 +82,12 @@ pub enum Error {
         /// What the system said.
         reason: String,
     },
+}
+
+impl From<recant_mtp::Error> for Error {
+    fn from(error: recant_mtp::Error) -> Self {
+        Self::Mtp(Box::new(error))
+    }
 }
 
 impl From<recant_core::Error> for Error {

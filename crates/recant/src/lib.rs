@@ -24,6 +24,7 @@
 #![forbid(unsafe_code)]
 
 mod error;
+mod heads;
 mod loaded;
 mod session;
 mod text;
@@ -36,9 +37,10 @@ pub use tokenizers;
 
 pub use error::{Error, Result};
 pub use loaded::{load, load_with, Loaded};
-pub use recant_core::CacheOptions;
+pub use recant_core::{CacheOptions, Hidden};
 pub use recant_generate::{Depth, DraftVocabulary, Finish, Phases, Round, Token};
 pub use recant_layers::{Backend, LoadOptions};
+pub use recant_mtp::{Agreement, MtpDrafter, MtpHead};
 pub use session::{Event, Run, Session, SessionBuilder, Stats};
 pub use text::Text;
 pub use threads::Threads;

@@ -3,15 +3,17 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use recant_core::LanguageModel;
+use recant_core::{Hidden, LanguageModel};
 use recant_layers::{Family, HybridModel, LoadOptions};
+use recant_mtp::{Agreement, MtpHead};
 use recant_qwen3_5::Qwen35;
 use recant_qwen3_5_moe::Qwen35Moe;
 use recant_qwen3_next::Qwen3Next;
 use recant_weights::Folder;
 use serde_json::Value;
 
-use crate::{Error, Result, SessionBuilder, Text};
+use crate::heads::{CheckedHead, Heads, CHECK_TEXT};
+use crate::{Error, Result, SessionBuilder, Text, Threads};
 
 /// Families that [`load`] takes.
 const FAMILIES: [&dyn Family; 3] = [&Qwen35, &Qwen35Moe, &Qwen3Next];
@@ -20,6 +22,11 @@ const FAMILIES: [&dyn Family; 3] = [&Qwen35, &Qwen35Moe, &Qwen3Next];
 #[derive(Clone)]
 pub struct Loaded {
     model: Arc<dyn LanguageModel>,
+    hybrid: HybridModel,
+    family: &'static dyn Family,
+    options: LoadOptions,
+    has_head: bool,
+    heads: Arc<Heads>,
     text: Arc<Text>,
     eos: Vec<u32>,
     notes: Vec<String>,
@@ -63,7 +70,7 @@ pub fn load_with(
         (inventory.vision, "the vision tower: images are not supported"),
         (
             inventory.mtp,
-            "the multi-token-prediction head: drafting with it is not supported yet",
+            "the multi-token-prediction head: `mtp()` of a session drafts with it",
         ),
     ] {
         if count > 0 {
@@ -75,7 +82,12 @@ pub fn load_with(
     eos.sort_unstable();
     eos.dedup();
     Ok(Loaded {
-        model: Arc::new(model),
+        model: Arc::new(model.clone()),
+        hybrid: model,
+        family,
+        options: options.clone(),
+        has_head: inventory.mtp > 0,
+        heads: Arc::default(),
         text: Arc::new(text),
         eos,
         notes,
@@ -85,10 +97,23 @@ pub fn load_with(
 
 /// The family that the root's model type belongs to.
 fn family(folder: &Folder) -> Result<&'static dyn Family> {
+    if folder.is_mtp_alone() {
+        return Err(Error::HeadAlone {
+            folder: folder.path().to_owned(),
+        });
+    }
     let found = &folder.config()["model_type"];
-    let known = |family: &&dyn Family| found.as_str().is_some_and(|found| family.model_types().contains(&found));
+    let known = |family: &&dyn Family| {
+        found
+            .as_str()
+            .is_some_and(|found| family.model_types().contains(&found))
+    };
     FAMILIES.into_iter().find(known).ok_or_else(|| {
-        let supported: Vec<&str> = FAMILIES.iter().flat_map(|family| family.model_types()).copied().collect();
+        let supported: Vec<&str> = FAMILIES
+            .iter()
+            .flat_map(|family| family.model_types())
+            .copied()
+            .collect();
         Error::Unsupported {
             folder: folder.path().to_owned(),
             found: match found {
@@ -126,6 +151,44 @@ impl Loaded {
     /// What a user should know: contradictions that a rule settled, and tensors that were left alone.
     pub fn notes(&self) -> &[String] {
         &self.notes
+    }
+
+    /// The multi-token-prediction head of the checkpoint itself.
+    ///
+    /// # Errors
+    /// The checkpoint has none, or not a whole one.
+    pub fn mtp_head(&self) -> Result<MtpHead> {
+        self.mtp_head_from(&self.path)
+    }
+
+    /// A multi-token-prediction head for this model from another folder, such as one that holds a head alone.
+    ///
+    /// # Errors
+    /// The folder has no head, not a whole one, or that of another model.
+    pub fn mtp_head_from(&self, path: impl AsRef<Path>) -> Result<MtpHead> {
+        let folder = Folder::open(path)?;
+        Ok(MtpHead::load(self.family, &self.hybrid, &folder, &self.options)?)
+    }
+
+    /// Whether the checkpoint has tensors of a multi-token-prediction head.
+    pub fn has_mtp(&self) -> bool {
+        self.has_head
+    }
+
+    /// A head that was checked against this model, from `path` or the model's own folder. Each is read and checked once.
+    pub(crate) fn checked_head(
+        &self,
+        path: Option<&Path>,
+        hidden: Hidden,
+        threads: &Threads,
+    ) -> Result<CheckedHead> {
+        let path = path.unwrap_or(&self.path);
+        self.heads.get(path, hidden, || {
+            let head = self.mtp_head_from(path)?;
+            let text = self.text.encode(CHECK_TEXT)?;
+            let agreement = threads.run(|| Agreement::measure(&head, hidden, &text))?;
+            Ok(CheckedHead { head, agreement })
+        })
     }
 
     /// The folder it came from.

@@ -1,25 +1,33 @@
 //! One sequence from prompt to text, streamed.
 
 use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use recant_core::{Cache, CacheOptions, CacheStack, Footprint};
+use recant_core::{Cache, CacheOptions, CacheStack, Footprint, Hidden};
 use recant_generate::{
     CombinedDrafter, Decoder, Depth, DraftVocabulary, Drafter, Error, Finish, Generation, Limits,
     ModelDrafter, NgramDrafter, Phases, Round,
 };
 
+use recant_mtp::{Agreement, MtpDrafter};
+
+use crate::heads::CheckedHead;
 use crate::text::TextStream;
 use crate::{Loaded, Result, Text, Threads};
 
 /// Tokens drafted in a round unless told otherwise.
 const DRAFT_TOKENS: usize = 4;
 
+/// Most tokens drafted in a round by [`SessionBuilder::auto`].
+const AUTO_TOKENS: usize = 8;
+
 /// Prepares a [`Session`]. Everything that cannot work is refused by [`build`](SessionBuilder::build).
 #[must_use]
 pub struct SessionBuilder {
     target: Loaded,
     drafter: Source,
+    hidden: Hidden,
     vocabulary: Option<DraftVocabulary>,
     ngram: bool,
     depth: Depth,
@@ -32,6 +40,10 @@ pub struct SessionBuilder {
 enum Source {
     None,
     Model(Loaded),
+    /// The head in a folder; that of the target's own if none is named.
+    Mtp(Option<PathBuf>),
+    /// The head of the target's own folder, if it has one.
+    Any,
     Own(Box<dyn Drafter>),
 }
 
@@ -40,6 +52,7 @@ impl SessionBuilder {
         Self {
             target,
             drafter: Source::None,
+            hidden: Hidden::PostNorm,
             vocabulary: None,
             ngram: false,
             depth: Depth::Fixed(DRAFT_TOKENS),
@@ -54,6 +67,34 @@ impl SessionBuilder {
     pub fn draft(mut self, model: &Loaded) -> Self {
         self.drafter = Source::Model(model.clone());
         self
+    }
+
+    /// Drafts with the checkpoint's own multi-token-prediction head. Building the session measures once how often the head
+    /// agrees with the target, over a short text: see [`Session::head_agreement`].
+    pub fn mtp(mut self) -> Self {
+        self.drafter = Source::Mtp(None);
+        self
+    }
+
+    /// Drafts with a multi-token-prediction head from another folder, such as one that holds a head alone.
+    pub fn mtp_from(mut self, path: impl AsRef<Path>) -> Self {
+        self.drafter = Source::Mtp(Some(path.as_ref().to_owned()));
+        self
+    }
+
+    /// Which hidden rows a multi-token-prediction head is fed: those after the final norm unless set.
+    pub fn mtp_hidden(mut self, hidden: Hidden) -> Self {
+        self.hidden = hidden;
+        self
+    }
+
+    /// Drafts with what there is, as far as it pays: the text's own repetitions, and a draft model if one was given, else
+    /// the checkpoint's multi-token-prediction head if it has one. Up to 8 tokens a round, as measured.
+    pub fn auto(mut self) -> Self {
+        if matches!(self.drafter, Source::None) {
+            self.drafter = Source::Any;
+        }
+        self.ngram().auto_depth(AUTO_TOKENS)
     }
 
     /// Drafts with a drafter of one's own.
@@ -115,50 +156,31 @@ impl SessionBuilder {
     /// The session.
     ///
     /// # Errors
-    /// Vocabularies that differ, caches of another model, caches that cannot take back the tokens drafted in a round, a depth
-    /// to be chosen or a draft vocabulary without anything that drafts, a draft vocabulary for a drafter that is no
-    /// draft model, or threads that cannot be started.
-    pub fn build(self) -> Result<Session> {
+    /// Vocabularies that differ, a multi-token-prediction head that is absent, incomplete or another model's, caches of
+    /// another model, caches that cannot take back the tokens drafted in a round, a depth to be chosen or a draft vocabulary
+    /// without anything that drafts, or threads that cannot be started.
+    pub fn build(mut self) -> Result<Session> {
         let most = self.depth.most();
-        let mut options = self.options;
-        options.record_limit = options.record_limit.max(most.saturating_add(1));
+        self.options.record_limit = self.options.record_limit.max(most.saturating_add(1));
+        let threads = match self.threads.take() {
+            Some(threads) => threads,
+            None => Threads::new(0)?,
+        };
         let model = self.target.model();
-        let caches = match self.caches {
+        let caches = match self.caches.take() {
             Some(caches) => caches,
-            None => model.new_caches(&options)?,
+            None => model.new_caches(&self.options)?,
         };
         let mut decoder = Decoder::new(model.clone(), caches, self.target.text().assigned())?;
-        let lacks = |asked: String, needs| Err(Error::Lacks { asked, needs }.into());
-        if self.vocabulary.is_some() && !matches!(self.drafter, Source::Model(_)) {
-            return lacks(
-                String::from("a draft vocabulary"),
-                "a draft model to choose from it",
-            );
-        }
-        let drafter: Option<Box<dyn Drafter>> = match self.drafter {
-            Source::None => None,
-            Source::Model(draft) => {
-                self.target.text().check_draft(draft.text())?;
-                let drafter = ModelDrafter::new(draft.model().clone(), &options)?;
-                Some(Box::new(match self.vocabulary {
-                    Some(vocabulary) => drafter.with_vocabulary(vocabulary.with(self.target.eos())),
-                    None => drafter,
-                }))
-            }
-            Source::Own(drafter) => Some(drafter),
-        };
-        let drafter: Option<Box<dyn Drafter>> = match (drafter, self.ngram) {
-            (Some(other), true) => {
-                let ngram = NgramDrafter::new().with_least(CombinedDrafter::LEAST);
-                Some(Box::new(CombinedDrafter::new(ngram, other)))
-            }
-            (None, true) => Some(Box::new(NgramDrafter::new())),
-            (drafter, false) => drafter,
-        };
+        let Drafting {
+            drafter,
+            agreement,
+            warnings,
+        } = self.drafting(&threads)?;
         match (drafter, self.depth) {
             (Some(drafter), _) => decoder = decoder.with_drafter(drafter, most)?,
             (None, Depth::Auto { most }) => {
-                return lacks(format!("auto_depth({most})"), "something to draft with")
+                return Err(lacks(format!("auto_depth({most})"), "something to draft with"))
             }
             (None, Depth::Fixed(_)) => {}
         }
@@ -169,15 +191,92 @@ impl SessionBuilder {
                 self.target.eos().to_vec()
             },
             stats: Stats::default(),
-            threads: match self.threads {
-                Some(threads) => threads,
-                None => Threads::new(0)?,
-            },
+            agreement,
+            warnings,
+            threads,
             depth: self.depth,
             target: self.target,
             decoder,
         })
     }
+
+    /// Makes what drafts, if anything does.
+    fn drafting(&mut self, threads: &Threads) -> Result<Drafting> {
+        let mut drafting = Drafting::default();
+        let vocabulary = self.vocabulary.take();
+        if vocabulary.is_some() && matches!(self.drafter, Source::None | Source::Own(_)) {
+            return Err(lacks(
+                "a draft vocabulary",
+                "a draft model or a multi-token-prediction head to choose from it",
+            ));
+        }
+        let vocabulary = vocabulary.map(|vocabulary| vocabulary.with(self.target.eos()));
+        match std::mem::replace(&mut self.drafter, Source::None) {
+            Source::None => {}
+            Source::Own(drafter) => drafting.drafter = Some(drafter),
+            Source::Model(draft) => {
+                self.target.text().check_draft(draft.text())?;
+                let drafter = ModelDrafter::new(draft.model().clone(), &self.options)?;
+                drafting.drafter = Some(Box::new(match vocabulary {
+                    Some(vocabulary) => drafter.with_vocabulary(vocabulary),
+                    None => drafter,
+                }));
+            }
+            Source::Mtp(path) => {
+                let head = self.target.checked_head(path.as_deref(), self.hidden, threads)?;
+                drafting.attach(head, self.hidden, vocabulary)?;
+            }
+            Source::Any if self.target.has_mtp() => {
+                match self.target.checked_head(None, self.hidden, threads) {
+                    Ok(head) => drafting.attach(head, self.hidden, vocabulary)?,
+                    // Nobody asked for the head by name: drafting goes on without it.
+                    Err(error) => drafting.warnings.push(error.to_string()),
+                }
+            }
+            Source::Any => {}
+        }
+        if self.ngram {
+            drafting.drafter = Some(match drafting.drafter.take() {
+                Some(other) => {
+                    let ngram = NgramDrafter::new().with_least(CombinedDrafter::LEAST);
+                    Box::new(CombinedDrafter::new(ngram, other))
+                }
+                None => Box::new(NgramDrafter::new()),
+            });
+        }
+        Ok(drafting)
+    }
+}
+
+/// What drafts for a session, and what is to be said of it.
+#[derive(Default)]
+struct Drafting {
+    drafter: Option<Box<dyn Drafter>>,
+    agreement: Option<Agreement>,
+    warnings: Vec<String>,
+}
+
+impl Drafting {
+    fn attach(
+        &mut self,
+        checked: CheckedHead,
+        hidden: Hidden,
+        vocabulary: Option<DraftVocabulary>,
+    ) -> Result<()> {
+        self.warnings.extend(checked.agreement.complaint());
+        self.agreement = Some(checked.agreement);
+        let drafter = MtpDrafter::new(checked.head, hidden)?;
+        self.drafter = Some(Box::new(match vocabulary {
+            Some(vocabulary) => drafter.with_vocabulary(vocabulary),
+            None => drafter,
+        }));
+        Ok(())
+    }
+}
+
+fn lacks(asked: impl Into<String>, needs: &'static str) -> crate::Error {
+    let asked = asked.into();
+    Error::Lacks { asked, needs }.into()
 }
 
 /// Figures of a session since its prompt was read.
@@ -278,6 +377,8 @@ pub struct Session {
     eos: Vec<u32>,
     threads: Threads,
     stats: Stats,
+    agreement: Option<Agreement>,
+    warnings: Vec<String>,
 }
 
 impl Session {
@@ -341,6 +442,18 @@ impl Session {
     /// Bytes of the target's caches.
     pub fn footprint(&self) -> Footprint {
         self.decoder.caches().footprint()
+    }
+
+    /// How often the multi-token-prediction head's first draft was what the target chooses, over the short text it was
+    /// checked on; none without a head.
+    pub fn head_agreement(&self) -> Option<&Agreement> {
+        self.agreement.as_ref()
+    }
+
+    /// What a user should know of this session: a head that agrees with almost nothing, with the likely causes, since
+    /// no output shows it; or a head that `auto` could not use.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
     }
 
     /// Figures since the prompt.

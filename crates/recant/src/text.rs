@@ -129,11 +129,14 @@ impl TextStream {
 mod tests {
     use super::*;
 
-    const TOKENIZER: &str =
-        concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/models/demo-target/tokenizer.json");
+    const TOKENIZER: &str = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../examples/models/demo-target/tokenizer.json"
+    );
 
     #[test]
-    fn c075_characters_cut_across_tokens_come_whole_and_an_incomplete_one_comes_once_at_the_end() -> Result<()> {
+    fn c075_characters_cut_across_tokens_come_whole_and_an_incomplete_one_comes_once_at_the_end() -> Result<()>
+    {
         let text = Text::load(TOKENIZER)?;
         let ids = text.encode("  naïve 漢字 🦀🦀! e\u{301}<|im_end|>\n\tx y")?;
         let mut incomplete = 0;
@@ -142,12 +145,19 @@ mod tests {
             let mut pieces = String::new();
             for &id in &ids[..end] {
                 let piece = stream.push(&text, id)?;
-                assert!(!piece.contains('\u{fffd}'), "a broken character was given: {piece:?}");
+                assert!(
+                    !piece.contains('\u{fffd}'),
+                    "a broken character was given: {piece:?}"
+                );
                 pieces.push_str(&piece);
             }
             let tail = stream.finish(&text)?;
             incomplete += usize::from(tail.contains('\u{fffd}'));
-            assert_eq!(pieces + &tail, text.decode(&ids[..end])?, "the first {end} of {ids:?}");
+            assert_eq!(
+                pieces + &tail,
+                text.decode(&ids[..end])?,
+                "the first {end} of {ids:?}"
+            );
         }
         assert!(incomplete > 4, "no character was cut");
         Ok(())
@@ -161,7 +171,9 @@ mod tests {
 
     #[test]
     fn a_file_that_is_no_tokenizer_is_named() {
-        let error = Text::load(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")).err().map(|e| e.to_string());
+        let error = Text::load(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"))
+            .err()
+            .map(|e| e.to_string());
         assert!(error.is_some_and(|e| e.contains("Cargo.toml") && e.contains("cannot be read")));
     }
 }
