@@ -59,3 +59,36 @@ impl Split {
             .reshape((self.key_heads * count, width))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use recant_core::candle::Device;
+
+    /// Rows in a fused projection by what they are: the value of each names head and place.
+    #[test]
+    fn rows_of_three_value_heads_a_key_head_go_to_their_places() -> Result<()> {
+        let split = Split {
+            key_heads: 2,
+            keys: 2,
+            values: 3,
+            heads: 3,
+        };
+        let column = |rows: &[f32]| Tensor::from_slice(rows, (rows.len(), 1), &Device::Cpu);
+        // q of head 0 is 10 and 11, k is 20 and 21, its value heads 30, 31, 32, their gates 40, 41, 42; head 1 is 100 more.
+        let of_head = [10., 11., 20., 21., 30., 31., 32., 40., 41., 42.];
+        let both = [of_head, of_head.map(|row| row + 100.)].concat();
+        let ba = [50., 51., 52., 60., 61., 62., 150., 151., 152., 160., 161., 162.];
+        assert_eq!((split.qkvz_rows(), split.ba_rows()), (both.len(), ba.len()));
+        let found = split.apply(&column(&both)?, &column(&ba)?)?;
+        let rows = |x: &Tensor| x.flatten_all()?.to_vec1::<f32>();
+        assert_eq!(
+            rows(&found.qkv)?,
+            [10., 11., 110., 111., 20., 21., 120., 121., 30., 31., 32., 130., 131., 132.]
+        );
+        assert_eq!(rows(&found.z)?, [40., 41., 42., 140., 141., 142.]);
+        assert_eq!(rows(&found.b)?, [50., 51., 52., 150., 151., 152.]);
+        assert_eq!(rows(&found.a)?, [60., 61., 62., 160., 161., 162.]);
+        Ok(())
+    }
+}
