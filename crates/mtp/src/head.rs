@@ -41,6 +41,17 @@ impl MtpHead {
         folder: &Folder,
         options: &LoadOptions,
     ) -> Result<Self> {
+        Self::load_as(family, target, folder, options, Reading::default())
+    }
+
+    /// Reads a head's tensors in a given way.
+    pub(crate) fn load_as(
+        family: &dyn Family,
+        target: &HybridModel,
+        folder: &Folder,
+        options: &LoadOptions,
+        reading: Reading,
+    ) -> Result<Self> {
         fits(target, folder)?;
         let Some(head) = folder.mtp()? else {
             return Err(Error::Absent {
@@ -48,9 +59,11 @@ impl MtpHead {
                 promised: promise(folder),
             });
         };
-        let mut source = ZeroCentred {
+        let shifted = (head.norms == Norms::OnePlus) != reading.other_norms;
+        let mut source = Read {
             weights: head.weights,
-            norms: head.norms,
+            shifted,
+            swapped: reading.swapped,
         };
         let parts = parts(family, target, folder, options, &mut source)?;
         source.weights.finish()?;
@@ -120,7 +133,7 @@ fn parts(
     target: &HybridModel,
     folder: &Folder,
     options: &LoadOptions,
-    source: &mut ZeroCentred<'_>,
+    source: &mut Read<'_>,
 ) -> Result<Parts> {
     let config = target.config();
     let hidden = config.hidden_size;
@@ -197,13 +210,24 @@ fn promise(folder: &Folder) -> String {
     }
 }
 
-/// A head's weights with all norms as their distance from one, whichever way they are stored.
-struct ZeroCentred<'a> {
-    weights: Weights<'a>,
-    norms: Norms,
+/// How a head's tensors are to be read, where not as its layout asks.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Reading {
+    /// Norms stored the other way.
+    pub(crate) other_norms: bool,
+    /// The fusion matrix for [hidden, embedding].
+    pub(crate) swapped: bool,
 }
 
-impl Source for ZeroCentred<'_> {
+/// A head's weights with all norms as their distance from one, and the embedding's half of the fusion matrix first.
+struct Read<'a> {
+    weights: Weights<'a>,
+    /// Norms are stored with the one added.
+    shifted: bool,
+    swapped: bool,
+}
+
+impl Source for Read<'_> {
     fn has(&self, name: &str) -> bool {
         self.weights.has(name)
     }
@@ -211,14 +235,20 @@ impl Source for ZeroCentred<'_> {
     fn take(&mut self, name: &str, shape: &[usize]) -> recant_weights::Result<Tensor> {
         let tensor = self.weights.take(name, shape)?;
         // Every norm of a full attention layer and of the head is of this kind, and nothing else is named so.
-        if self.norms == Norms::OnePlus && name.contains("norm") {
-            let centred = tensor.to_dtype(DType::F32).and_then(|t| t - 1.0);
-            return centred.map_err(|source| recant_weights::Error::Tensor {
-                tensor: name.to_owned(),
-                source: source.into(),
-            });
-        }
-        Ok(tensor)
+        let read = if self.shifted && name.contains("norm") {
+            tensor.to_dtype(DType::F32).and_then(|t| t - 1.0)
+        } else if self.swapped && name == "fc.weight" {
+            let half = shape[1] / 2;
+            tensor
+                .narrow(1, half, half)
+                .and_then(|late| Tensor::cat(&[late, tensor.narrow(1, 0, half)?], 1))
+        } else {
+            Ok(tensor)
+        };
+        read.map_err(|source| recant_weights::Error::Tensor {
+            tensor: name.to_owned(),
+            source: source.into(),
+        })
     }
 
     fn discard(&mut self, name: &str) {

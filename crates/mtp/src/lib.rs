@@ -2,8 +2,8 @@
 //!
 //! A head is one decoder layer that shares the target's embedding and output head. From the target's hidden row at a
 //! position and the token after it, it guesses the token after that; fed its own output, it guesses on. [`MtpHead`] is the
-//! head, [`MtpDrafter`] drafts with it, and [`Agreement`] says how often it guesses what the target chooses: no output
-//! test can see a dead head, since wrong guesses cost only time.
+//! head, [`MtpDrafter`] drafts with it, and [`HeadCheck`] tells whether it guesses what the target chooses: no output test can
+//! see a dead head, since wrong guesses cost only time.
 //!
 //! # Step
 //! For the target's hidden row `h` at position p and the token `t` at p + 1:
@@ -23,7 +23,7 @@ mod drafter;
 mod error;
 mod head;
 
-pub use check::Agreement;
+pub use check::{Agreement, HeadCheck, Suspicion};
 pub use drafter::MtpDrafter;
 pub use error::{Error, Result};
 pub use head::MtpHead;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use recant_core::Hidden;
-use recant_mtp::{Agreement, MtpHead};
+use recant_mtp::{HeadCheck, MtpHead};
 
 use crate::Result;
 
@@ -14,11 +14,11 @@ pub(crate) const CHECK_TEXT: &str = "def load_config(path):\n    \"\"\"Read a JS
      with open(path, encoding=\"utf-8\") as file:\n        return json.load(file)\n\n\nThe function opens the file, reads it and \
      returns the result. If the file does not exist, an error is raised, so the caller has to make sure that the path is valid.\n";
 
-/// A head, and how often it agrees with its target.
+/// A head, and how it did when it was attached.
 #[derive(Debug, Clone)]
 pub(crate) struct CheckedHead {
     pub(crate) head: MtpHead,
-    pub(crate) agreement: Agreement,
+    pub(crate) check: HeadCheck,
 }
 
 /// Heads by the folder they come from and the hidden rows they are fed.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use recant_core::{Hidden, LanguageModel};
 use recant_layers::{Family, HybridModel, LoadOptions};
-use recant_mtp::{Agreement, MtpHead};
+use recant_mtp::{HeadCheck, MtpHead};
 use recant_qwen3_5::Qwen35;
 use recant_qwen3_5_moe::Qwen35Moe;
 use recant_qwen3_next::Qwen3Next;
@@ -184,10 +184,11 @@ impl Loaded {
     ) -> Result<CheckedHead> {
         let path = path.unwrap_or(&self.path);
         self.heads.get(path, hidden, || {
-            let head = self.mtp_head_from(path)?;
+            let folder = Folder::open(path)?;
             let text = self.text.encode(CHECK_TEXT)?;
-            let agreement = threads.run(|| Agreement::measure(&head, hidden, &text))?;
-            Ok(CheckedHead { head, agreement })
+            let (head, check) = threads
+                .run(|| HeadCheck::load(self.family, &self.hybrid, &folder, &self.options, hidden, &text))?;
+            Ok(CheckedHead { head, check })
         })
     }
 

@@ -10,7 +10,7 @@ use recant_generate::{
     ModelDrafter, NgramDrafter, Phases, Round,
 };
 
-use recant_mtp::{Agreement, MtpDrafter};
+use recant_mtp::{HeadCheck, MtpDrafter};
 
 use crate::heads::CheckedHead;
 use crate::text::TextStream;
@@ -70,7 +70,7 @@ impl SessionBuilder {
     }
 
     /// Drafts with the checkpoint's own multi-token-prediction head. Building the session measures once how often the head
-    /// agrees with the target, over a short text: see [`Session::head_agreement`].
+    /// agrees with the target, over a short text: see [`Session::head_check`].
     pub fn mtp(mut self) -> Self {
         self.drafter = Source::Mtp(None);
         self
@@ -174,7 +174,7 @@ impl SessionBuilder {
         let mut decoder = Decoder::new(model.clone(), caches, self.target.text().assigned())?;
         let Drafting {
             drafter,
-            agreement,
+            check,
             warnings,
         } = self.drafting(&threads)?;
         match (drafter, self.depth) {
@@ -191,7 +191,7 @@ impl SessionBuilder {
                 self.target.eos().to_vec()
             },
             stats: Stats::default(),
-            agreement,
+            check,
             warnings,
             threads,
             depth: self.depth,
@@ -252,7 +252,7 @@ impl SessionBuilder {
 #[derive(Default)]
 struct Drafting {
     drafter: Option<Box<dyn Drafter>>,
-    agreement: Option<Agreement>,
+    check: Option<HeadCheck>,
     warnings: Vec<String>,
 }
 
@@ -263,8 +263,8 @@ impl Drafting {
         hidden: Hidden,
         vocabulary: Option<DraftVocabulary>,
     ) -> Result<()> {
-        self.warnings.extend(checked.agreement.complaint());
-        self.agreement = Some(checked.agreement);
+        self.warnings.extend(checked.check.complaint());
+        self.check = Some(checked.check);
         let drafter = MtpDrafter::new(checked.head, hidden)?;
         self.drafter = Some(Box::new(match vocabulary {
             Some(vocabulary) => drafter.with_vocabulary(vocabulary),
@@ -377,7 +377,7 @@ pub struct Session {
     eos: Vec<u32>,
     threads: Threads,
     stats: Stats,
-    agreement: Option<Agreement>,
+    check: Option<HeadCheck>,
     warnings: Vec<String>,
 }
 
@@ -446,8 +446,8 @@ impl Session {
 
     /// How often the multi-token-prediction head's first draft was what the target chooses, over the short text it was
     /// checked on; none without a head.
-    pub fn head_agreement(&self) -> Option<&Agreement> {
-        self.agreement.as_ref()
+    pub fn head_check(&self) -> Option<&HeadCheck> {
+        self.check.as_ref()
     }
 
     /// What a user should know of this session: a head that agrees with almost nothing, with the likely causes, since
