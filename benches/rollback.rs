@@ -60,7 +60,9 @@ fn layers() -> Vec<Layer> {
     (0..LAYERS)
         .map(|layer| {
             let tensor = |name: &str, shape: &[usize]| {
-                seeded.tensor(&format!("{layer}.{name}"), shape).expect("a tensor")
+                seeded
+                    .tensor(&format!("{layer}.{name}"), shape)
+                    .expect("a tensor")
             };
             let conv = tensor("conv1d.weight", &[channels, 4]);
             let (a_log, dt_bias) = (tensor("A_log", &[16]), tensor("dt_bias", &[16]));
@@ -88,12 +90,17 @@ fn round(layers: &mut [Layer], threads: &Threads, accepted: usize) -> Cost {
         let (delta, inputs) = (&layer.delta, &layer.inputs);
         let (output, time) = threads.run(|| {
             let start = Instant::now();
-            let output = delta.forward(inputs, &mut [DeltaSegment { rows, step }]).expect("a pass");
+            let output = delta
+                .forward(inputs, &mut [DeltaSegment { rows, step }])
+                .expect("a pass");
             (output, start.elapsed())
         });
         cost.passes += time;
         for advance in output.segments {
-            round.cache().finish(advance.arrays, advance.records).expect("results taken");
+            round
+                .cache()
+                .finish(advance.arrays, advance.records)
+                .expect("results taken");
         }
         cost.records += round.cache().footprint().records;
         let start = Instant::now();

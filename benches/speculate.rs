@@ -1,4 +1,5 @@
-//! Plain against speculative decoding on held-out text, the two in turn, two threads.
+//! Plain against speculative decoding, the two in turn, two threads: a draft model at fixed depths and at one that adapts, on
+//! held-out text; look-up in the text itself, on held-out text and on text that repeats itself.
 //!
 //! Uses the larger trained pair beside the repository where it is, else the demo pair, whose weights fit in the
 //! processor's cache: there T rows cost nearly T times one, and little can be gained.
@@ -11,12 +12,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use criterion::{criterion_group, criterion_main, Criterion};
-use recant::{Loaded, Session, Stats, Threads};
+use recant::{Loaded, Session, SessionBuilder, Stats, Threads};
 
-const TEXTS: usize = 20;
+const TEXTS: usize = 10;
 const PROMPT: usize = 100;
 const TOKENS: usize = 128;
-const DEPTHS: [usize; 5] = [1, 2, 3, 4, 6];
+/// Tokens of the beginning of a text that comes again and again.
+const PHRASE: usize = 40;
 
 fn pair() -> (PathBuf, PathBuf) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -54,82 +56,139 @@ fn prompts(target: &Loaded) -> Vec<Vec<u32>> {
 
 fn run(session: &mut Session, prompt: &[u32]) -> (Duration, Vec<u32>, Stats) {
     session.start_tokens(prompt, &mut |_, _| {}).expect("a prompt");
-    session.generate(TOKENS).for_each(|event| drop(event.expect("an event")));
-    (session.stats().decode_time(), session.tokens().to_vec(), session.stats().clone())
+    session
+        .generate(TOKENS)
+        .for_each(|event| drop(event.expect("an event")));
+    (
+        session.stats().decode_time(),
+        session.tokens().to_vec(),
+        session.stats().clone(),
+    )
 }
+
+/// A way of decoding, by name, on texts of one kind.
+type Row<'a> = (&'static str, SessionBuilder, &'a [Vec<u32>]);
 
 fn speculate(criterion: &mut Criterion) {
     let (target, draft) = pair();
     println!("target {}, draft {}", target.display(), draft.display());
-    let (target, draft) = (recant::load(target).expect("a target"), recant::load(draft).expect("a draft"));
+    let target = recant::load(target).expect("a target");
+    let draft = recant::load(draft).expect("a draft");
     let threads = Threads::new(2).expect("threads");
-    let session = |k: usize| {
-        let session = target.session().threads(&threads).draft_tokens(k);
-        let session = if k > 0 { session.draft(&draft) } else { session };
-        session.build().expect("a session")
-    };
-    let prompts = prompts(&target);
+    let plain = || target.session().threads(&threads).ignore_eos(true);
+    let model = || plain().draft(&draft);
+    let heldout = prompts(&target);
+    let repeating: Vec<Vec<u32>> = heldout
+        .iter()
+        .map(|text| text[..PHRASE.min(text.len())].repeat(3)[..PHRASE * 5 / 2].to_vec())
+        .collect();
 
-    println!("depth  tokens/s  plain  ratio: median  lowest  highest  accepted by position, %  draft / verify / rollback / sample, %");
-    for depth in DEPTHS {
-        let (mut plain, mut speculative) = (session(0), session(depth));
-        let mut ratios = Vec::new();
-        let mut total = Stats::default();
-        let (mut slow, mut fast, mut tokens) = (Duration::ZERO, Duration::ZERO, 0);
-        for prompt in &prompts {
-            let mut texts = Vec::new();
-            let times = alternate::medians(2, 3, |variant| {
-                let (time, text, stats) = run(if variant == 0 { &mut plain } else { &mut speculative }, prompt);
-                texts.push(text);
-                if variant == 1 {
-                    add(&mut total, &stats);
-                }
-                time
-            });
-            assert!(texts.windows(2).all(|w| w[0] == w[1]), "outputs differ");
-            ratios.push(times[0].as_secs_f64() / times[1].as_secs_f64());
-            slow += times[0];
-            fast += times[1];
-            tokens += texts[0].len() - prompt.len();
-        }
-        ratios.sort_by(f64::total_cmp);
-        let accepted: Vec<String> = total
-            .accepted_by_position
-            .iter()
-            .zip(&total.drafted_by_position)
-            .map(|(a, d)| format!("{:.0}", 100.0 * *a as f64 / *d as f64))
-            .collect();
-        let all = total.decode_time().as_secs_f64();
-        let share = |time: Duration| 100.0 * time.as_secs_f64() / all;
-        println!(
-            "{depth:>5}  {:>8.0}  {:>5.0}  {:>13.2}  {:>6.2}  {:>7.2}  {:>24}  {:.0} / {:.0} / {:.1} / {:.1}",
-            tokens as f64 / fast.as_secs_f64(),
-            tokens as f64 / slow.as_secs_f64(),
-            ratios[ratios.len() / 2],
-            ratios[0],
-            ratios[ratios.len() - 1],
-            accepted.join(" "),
-            share(total.time.draft),
-            share(total.time.verify),
-            share(total.time.rollback),
-            share(total.time.sample),
-        );
+    let rows: [Row<'_>; 13] = [
+        ("draft model, 1", model().draft_tokens(1), &heldout),
+        ("draft model, 2", model().draft_tokens(2), &heldout),
+        ("draft model, 3", model().draft_tokens(3), &heldout),
+        ("draft model, 4", model().draft_tokens(4), &heldout),
+        ("draft model, 6", model().draft_tokens(6), &heldout),
+        ("draft model, up to 8", model().auto_depth(8), &heldout),
+        ("both, up to 8", model().ngram().auto_depth(8), &heldout),
+        ("n-gram, 4", plain().ngram().draft_tokens(4), &heldout),
+        ("n-gram, up to 8", plain().ngram().auto_depth(8), &heldout),
+        (
+            "n-gram, 4, repeating",
+            plain().ngram().draft_tokens(4),
+            &repeating,
+        ),
+        (
+            "n-gram, 8, repeating",
+            plain().ngram().draft_tokens(8),
+            &repeating,
+        ),
+        (
+            "n-gram, up to 8, repeating",
+            plain().ngram().auto_depth(8),
+            &repeating,
+        ),
+        (
+            "both, up to 8, repeating",
+            model().ngram().auto_depth(8),
+            &repeating,
+        ),
+    ];
+    println!(
+        "{:<27} tokens/s  plain  ratio: median  lowest  highest  draft / verify / rollback / sample, %  \
+         accepted by position, %; rounds by depth",
+        "drafts"
+    );
+    for (name, session, prompts) in rows {
+        let mut slow = plain().draft_tokens(0).build().expect("a session");
+        compare(name, &mut slow, &mut session.build().expect("a session"), prompts);
     }
 
     let mut group = criterion.benchmark_group("speculate");
     group.sample_size(10).measurement_time(Duration::from_secs(3));
-    for depth in [0, 4] {
-        let mut session = session(depth);
-        group.bench_function(format!("{TOKENS} tokens, depth {depth}"), |bench| {
-            bench.iter_custom(|n| (0..n).map(|i| run(&mut session, &prompts[i as usize % prompts.len()]).0).sum());
+    for (name, session) in [("depth 0", plain()), ("depth 4", model().draft_tokens(4))] {
+        let mut session = session.build().expect("a session");
+        group.bench_function(format!("{TOKENS} tokens, {name}"), |bench| {
+            bench.iter_custom(|n| {
+                (0..n)
+                    .map(|i| run(&mut session, &heldout[i as usize % heldout.len()]).0)
+                    .sum()
+            });
         });
     }
     group.finish();
 }
 
+/// Runs both on each prompt, checks that they write the same, and prints a row.
+fn compare(name: &str, plain: &mut Session, speculative: &mut Session, prompts: &[Vec<u32>]) {
+    let mut ratios = Vec::new();
+    let mut total = Stats::default();
+    let (mut slow, mut fast, mut tokens) = (Duration::ZERO, Duration::ZERO, 0);
+    for prompt in prompts {
+        let mut texts = Vec::new();
+        let times = alternate::medians(2, 3, |variant| {
+            let (time, text, stats) = run(if variant == 0 { plain } else { speculative }, prompt);
+            texts.push(text);
+            if variant == 1 {
+                add(&mut total, &stats);
+            }
+            time
+        });
+        assert!(texts.windows(2).all(|w| w[0] == w[1]), "outputs differ");
+        ratios.push(times[0].as_secs_f64() / times[1].as_secs_f64());
+        slow += times[0];
+        fast += times[1];
+        tokens += texts[0].len() - prompt.len();
+    }
+    ratios.sort_by(f64::total_cmp);
+    let accepted: Vec<String> = total
+        .accepted_by_position
+        .iter()
+        .zip(&total.drafted_by_position)
+        .map(|(a, d)| format!("{:.0}", 100.0 * *a as f64 / *d as f64))
+        .collect();
+    let all = total.decode_time().as_secs_f64();
+    let share = |time: Duration| 100.0 * time.as_secs_f64() / all;
+    println!(
+        "{name:<27} {:>8.0}  {:>5.0}  {:>13.2}  {:>6.2}  {:>7.2}  {:>12.0} / {:.0} / {:.1} / {:.1}  {}; {:?}",
+        tokens as f64 / fast.as_secs_f64(),
+        tokens as f64 / slow.as_secs_f64(),
+        ratios[ratios.len() / 2],
+        ratios[0],
+        ratios[ratios.len() - 1],
+        share(total.time.draft),
+        share(total.time.verify),
+        share(total.time.rollback),
+        share(total.time.sample),
+        accepted.join(" "),
+        total.depths,
+    );
+}
+
 /// Adds the counts and seconds of a run.
 fn add(total: &mut Stats, run: &Stats) {
     for (sum, counts) in [
+        (&mut total.depths, &run.depths),
         (&mut total.drafted_by_position, &run.drafted_by_position),
         (&mut total.accepted_by_position, &run.accepted_by_position),
     ] {

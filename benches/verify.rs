@@ -41,7 +41,11 @@ fn verify(criterion: &mut Criterion) {
     let mut caches = model.new_caches(&CacheOptions::default()).expect("caches");
     let prompt: Vec<u32> = (0..HELD as u32).collect();
     threads
-        .run(|| model.forward(&mut [Segment::new(&prompt, &mut caches, Rows::None)]).map(|_| ()))
+        .run(|| {
+            model
+                .forward(&mut [Segment::new(&prompt, &mut caches, Rows::None)])
+                .map(|_| ())
+        })
         .expect("a prompt");
 
     let times = alternate::medians(ROWS.len(), 9, |v| call(&model, &threads, &mut caches, ROWS[v]));

@@ -1,20 +1,25 @@
 //! Plain decoding against speculative decoding on the same prompt, with the same output.
 //!
-//! Without arguments it runs the small trained pair in `examples/models`. With `--target` and `--draft` it runs any two
-//! checkpoint folders that share a tokenizer.
+//! Without arguments it runs the small trained target in `examples/models`, drafting with its own multi-token-prediction head
+//! and from the text itself, as far as that pays. `--target` takes any checkpoint folder; `--draft`, `--mtp`, `--mtp-path`,
+//! `--ngram` and `--auto` say what drafts.
 
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::str::FromStr;
 
 use anyhow::{Context, Result};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
-use recant::{Event, Finish, LoadOptions, Loaded, Phases, Stats, Threads};
+use recant::{Event, Finish, LoadOptions, Loaded, Phases, SessionBuilder, Stats, Threads};
 use serde_json::json;
 
 const MODELS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/models");
+const DEMO_DRAFT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/models/demo-draft");
 const PROMPT: &str = "def binary_search(items, target):\n    \"\"\"Return the index of target in the sorted list items, or -1.\"\"\"\n";
+/// Most tokens that `--depth auto` drafts in a round.
+const MOST: usize = 8;
 /// Weights below this are likely to stay in the processor's last-level cache.
 const CACHE_SIZED: u64 = 32 << 20;
 
@@ -23,14 +28,26 @@ const CACHE_SIZED: u64 = 32 << 20;
 #[command(version)]
 struct Args {
     /// Checkpoint folder of the target model.
-    #[arg(long, requires = "draft")]
+    #[arg(long)]
     target: Option<PathBuf>,
-    /// Checkpoint folder of the draft model.
-    #[arg(long, requires = "target")]
+    /// Draft with the model in this checkpoint folder; without a target, with the demo target's own draft model.
+    #[arg(long, num_args = 0..=1, default_missing_value = DEMO_DRAFT, conflicts_with_all = ["mtp", "mtp_path"])]
     draft: Option<PathBuf>,
-    /// Most tokens to draft in a round.
-    #[arg(long, default_value_t = 3)]
-    num_draft_tokens: usize,
+    /// Draft with the target's own multi-token-prediction head.
+    #[arg(long, conflicts_with = "mtp_path")]
+    mtp: bool,
+    /// Draft with the multi-token-prediction head in this folder.
+    #[arg(long)]
+    mtp_path: Option<PathBuf>,
+    /// Draft from repetitions in the text, alone or with what else drafts.
+    #[arg(long)]
+    ngram: bool,
+    /// Draft with all there is, as far as it pays: the default where nothing else is asked for.
+    #[arg(long)]
+    auto: bool,
+    /// Tokens to draft in a round, or `auto`: as many as pay.
+    #[arg(long, alias = "num-draft-tokens")]
+    depth: Option<Depth>,
     /// Text to continue.
     #[arg(long, conflicts_with = "prompt_file")]
     prompt: Option<String>,
@@ -48,10 +65,59 @@ struct Args {
     json: bool,
 }
 
+/// How far to look ahead.
+#[derive(Clone, Copy)]
+enum Depth {
+    Auto,
+    Fixed(usize),
+}
+
+impl FromStr for Depth {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            number => number
+                .parse()
+                .map(Self::Fixed)
+                .map_err(|_| format!("`{number}` is neither `auto` nor a number of tokens")),
+        }
+    }
+}
+
+impl Args {
+    /// The session as asked for, with what drafts.
+    fn drafting(&self, mut session: SessionBuilder, draft: Option<&Loaded>) -> SessionBuilder {
+        if let Some(draft) = draft {
+            session = session.draft(draft);
+        }
+        if self.mtp {
+            session = session.mtp();
+        }
+        if let Some(path) = &self.mtp_path {
+            session = session.mtp_from(path);
+        }
+        if self.ngram {
+            session = session.ngram();
+        }
+        let asked = self.draft.is_some() || self.mtp || self.mtp_path.is_some() || self.ngram;
+        if self.auto || !asked {
+            session = session.auto();
+        }
+        match self.depth {
+            Some(Depth::Auto) => session.auto_depth(MOST),
+            Some(Depth::Fixed(tokens)) => session.draft_tokens(tokens),
+            None => session,
+        }
+    }
+}
+
 /// One way of decoding, done.
 struct Outcome {
     tokens: Vec<u32>,
     stats: Stats,
+    warnings: Vec<String>,
     finish: Option<Finish>,
 }
 
@@ -74,10 +140,11 @@ fn main() -> Result<ExitCode> {
         }
         (None, None) => PROMPT.to_owned(),
     };
-    let path =
-        |given: &Option<PathBuf>, own: &str| given.clone().unwrap_or_else(|| Path::new(MODELS).join(own));
-    let target = load(&path(&args.target, "demo-target"))?;
-    let draft = load(&path(&args.draft, "demo-draft"))?;
+    let target = match &args.target {
+        Some(path) => load(path)?,
+        None => load(&Path::new(MODELS).join("demo-target"))?,
+    };
+    let draft = args.draft.as_deref().map(load).transpose()?;
     let threads = Threads::new(args.threads)?;
     let screen = Screen {
         on: !args.json,
@@ -85,11 +152,12 @@ fn main() -> Result<ExitCode> {
     };
 
     let decode = |drafting: bool, tokens: usize, screen: &Screen| -> Result<Outcome> {
-        let session = target
-            .session()
-            .threads(&threads)
-            .draft_tokens(args.num_draft_tokens);
-        let mut session = if drafting { session.draft(&draft) } else { session }.build()?;
+        let session = target.session().threads(&threads);
+        let mut session = match drafting {
+            true => args.drafting(session, draft.as_ref()),
+            false => session,
+        }
+        .build()?;
         session.start(&prompt)?;
         let mut finish = None;
         for event in session.generate(tokens) {
@@ -105,12 +173,15 @@ fn main() -> Result<ExitCode> {
         Ok(Outcome {
             tokens: session.tokens().to_vec(),
             stats: session.stats().clone(),
+            warnings: session.warnings().to_vec(),
             finish,
         })
     };
 
     // Touches all weights once, so that the first run is not slower for it.
-    decode(true, 8, &Screen::OFF)?;
+    for warning in decode(true, 8, &Screen::OFF)?.warnings {
+        eprintln!("note: {warning}");
+    }
     screen.heading("prompt");
     screen.text(&prompt, false);
     screen.heading("plain decoding");
@@ -127,8 +198,8 @@ fn main() -> Result<ExitCode> {
         if bytes < CACHE_SIZED {
             println!(
                 "\nThe target's weights are {:.0} MB and stay in most processors' cache. There a row costs arithmetic, not\n\
-                 memory traffic, and checking T rows costs nearly T times one row: this pair shows that the outputs are\n\
-                 equal, not what speculation gains. It gains where weights come from memory.",
+                 memory traffic, and checking T rows costs nearly T times one row: this run shows that the outputs are\n\
+                 equal, not what speculation gains. It gains most where weights come from memory.",
                 bytes as f64 / 1e6
             );
         }
@@ -230,6 +301,14 @@ fn table(plain: &Outcome, speculative: &Outcome) {
         s.accepted,
         s.drafted
     );
+    let depths: Vec<String> = s
+        .depths
+        .iter()
+        .enumerate()
+        .filter(|(_, n)| **n > 0)
+        .map(|(k, n)| format!("{k} in {n}"))
+        .collect();
+    println!("  drafts asked for, in how many rounds: {}", depths.join(", "));
     for (place, (accepted, drafted)) in s
         .accepted_by_position
         .iter()
@@ -260,6 +339,7 @@ fn report(identical: bool, plain: &Outcome, speculative: &Outcome) -> serde_json
         "accepted": speculative.stats.accepted,
         "accepted_by_position": speculative.stats.accepted_by_position,
         "rounds": speculative.stats.rounds,
+        "depths": speculative.stats.depths,
         "seconds": seconds(&speculative.stats.time),
         "plain_seconds": seconds(&plain.stats.time),
     })
