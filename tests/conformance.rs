@@ -7,7 +7,7 @@ mod custom_cache;
 
 use std::sync::Arc;
 
-use common::{load, tiny, Result};
+use common::{load, seeded, tiny, tiny_of, Result};
 use recant::candle::{DType, Device};
 use recant::core::{AttentionLayout, CacheOptions, Window};
 use recant::generate::{CombinedDrafter, DraftVocabulary, Drafter, ModelDrafter, NgramDrafter};
@@ -43,6 +43,18 @@ fn the_demo_pair_keeps_the_laws_of_language_models() -> Result<()> {
             ..Options::default()
         };
         conformance::language_model(&*model, &CacheOptions::default(), &options)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn mixtures_of_experts_keep_the_laws_of_language_models() -> Result<()> {
+    for config in [seeded::moe(|_| {}), seeded::next(|_| {})] {
+        let options = Options {
+            tokens: 8,
+            ..Options::default()
+        };
+        conformance::language_model(&*tiny_of(&config)?, &CacheOptions::default(), &options)?;
     }
     Ok(())
 }

@@ -266,8 +266,11 @@ fn logits_of_any_size_are_routed() {
         for b in wild {
             let logits = Tensor::new(&[[a, b, 0.0]], &Device::Cpu).expect("logits");
             let routes = routes(&shape(1, 1, 3, 2), &logits);
-            let ids: Vec<u32> = routes.row(0).map(|(id, _)| id).collect();
+            let (ids, weights): (Vec<u32>, Vec<f32>) = routes.row(0).unzip();
             assert!(ids[0] < ids[1] && ids[1] < 3, "{a} {b}: {ids:?}");
+            if a.is_finite() && b.is_finite() {
+                assert!((weights[0] + weights[1] - 1.0).abs() < 1e-6, "{a} {b}: {weights:?}");
+            }
         }
     }
 }
