@@ -12,6 +12,9 @@ const WIDTH: usize = 4;
 /// State columns of a tile: with 128 rows it is 16 KB, and stays in the first-level cache for all tokens.
 const COLUMNS: usize = WIDTH * LANES;
 
+/// Records folded in one walk over a tile.
+const GROUP: usize = 8;
+
 /// Added to the sum of squares of a query or key.
 const L2_EPS: f32 = 1e-6;
 
@@ -271,34 +274,25 @@ impl Head<'_> {
     fn columns<S: Simd>(&mut self, s: S, start: usize, width: usize) {
         let shape = self.layer.shape;
         let (key_dim, value_dim) = (shape.key_dim, shape.value_dim);
-        let place = |i: usize| {
-            let at = (self.head * key_dim + i) * value_dim + start;
-            at..at + width
-        };
-        for (i, tile) in self.tile.iter_mut().enumerate() {
-            let from = match self.segment.state {
-                State::Read(state) => &state[place(i)],
-                // SAFETY: one unit has this value head, and it writes a row of columns only after this reading.
-                State::Write(state) => unsafe { state.part(place(i)) },
-            };
-            // The same row of the next tile: the machine does not guess it.
-            for line in 0..COLUMNS / 16 {
-                s.prefetch(from.as_ptr().wrapping_add(COLUMNS + 16 * line));
-            }
-            match from.first_chunk() {
-                Some(from) => *tile = *from,
-                None => {
-                    tile[..width].copy_from_slice(from);
-                    tile[width..].fill(0.0);
-                }
-            }
-        }
         let recorded = self.segment.records.is_some();
-        self.fold(s, &self.segment.fold, start, width);
-        if let (State::Write(state), true) = (self.segment.state, recorded) {
-            self.write_back(state, start, width);
+        let mut kept = self.segment.fold.chunks(GROUP).peekable();
+        let first = kept.next().unwrap_or_default();
+        // A state that is not recorded is written once all tokens are in it.
+        let keep = recorded && !first.is_empty();
+        self.pass(
+            s,
+            Some(self.segment.state),
+            first,
+            keep && kept.peek().is_none(),
+            start,
+            width,
+        );
+        while let Some(group) = kept.next() {
+            self.pass(s, None, group, keep && kept.peek().is_none(), start, width);
         }
-        self.fold(s, &self.segment.replay, start, width);
+        for group in self.segment.replay.chunks(GROUP) {
+            self.pass(s, None, group, false, start, width);
+        }
         for row in 0..self.segment.rows {
             let at = row * self.wide + start;
             let (g, beta) = (self.decays[row], self.betas[row]);
@@ -320,14 +314,66 @@ impl Head<'_> {
         }
     }
 
+    /// Folds up to [`GROUP`] records into the tile in one walk over it: what is loaded from `from`, or else what the tile
+    /// holds, gets every record while it is in registers. `keep` writes the result to the state as well.
     #[inline(always)]
-    fn fold<S: Simd>(&mut self, s: S, records: &[Record<'_>], start: usize, width: usize) {
+    fn pass<S: Simd>(
+        &mut self,
+        s: S,
+        from: Option<State<'_>>,
+        records: &[Record<'_>],
+        keep: bool,
+        start: usize,
+        width: usize,
+    ) {
         let shape = self.layer.shape;
-        for record in records {
-            let mut u = [0.0; COLUMNS];
-            u[..width].copy_from_slice(&record.update[self.head * shape.value_dim + start..][..width]);
-            let k = &record.key[self.key_head * shape.key_dim..][..shape.key_dim];
-            fold(s, self.tile, record.decay[self.head], k, &u);
+        let (key_dim, value_dim) = (shape.key_dim, shape.value_dim);
+        let mut decays = [s.zero(); GROUP];
+        let mut keys: [&[f32]; GROUP] = [&[]; GROUP];
+        let mut updates = [[0.0; COLUMNS]; GROUP];
+        for (i, record) in records.iter().enumerate() {
+            decays[i] = s.splat(record.decay[self.head]);
+            keys[i] = &record.key[self.key_head * key_dim..][..key_dim];
+            updates[i][..width].copy_from_slice(&record.update[self.head * value_dim + start..][..width]);
+        }
+        for (i, tile) in self.tile.iter_mut().enumerate() {
+            let at = (self.head * key_dim + i) * value_dim + start;
+            if let Some(state) = from {
+                let from = match state {
+                    State::Read(state) => &state[at..at + width],
+                    // SAFETY: one unit has this value head, and it writes a row of columns only after this reading.
+                    State::Write(state) => unsafe { state.part(at..at + width) },
+                };
+                // The same row of the next tile: the machine does not guess it.
+                for line in 0..COLUMNS / 16 {
+                    s.prefetch(from.as_ptr().wrapping_add(COLUMNS + 16 * line));
+                }
+                match from.first_chunk() {
+                    Some(from) => *tile = *from,
+                    None => {
+                        tile[..width].copy_from_slice(from);
+                        tile[width..].fill(0.0);
+                    }
+                }
+            }
+            let (columns, _) = tile.as_chunks_mut::<LANES>();
+            let mut x = [s.zero(); WIDTH];
+            for (x, columns) in x.iter_mut().zip(&*columns) {
+                *x = s.load(columns);
+            }
+            for ((g, key), update) in decays.iter().zip(keys).zip(&updates).take(records.len()) {
+                let k = s.splat(key[i]);
+                for (x, u) in x.iter_mut().zip(update.as_chunks::<LANES>().0) {
+                    *x = s.fma(k, s.load(u), s.mul(*g, *x));
+                }
+            }
+            for (x, columns) in x.into_iter().zip(columns) {
+                s.store(x, columns);
+            }
+            if let (true, State::Write(state)) = (keep, self.segment.state) {
+                // SAFETY: one unit has these columns of this value head.
+                put(tile, unsafe { state.part(at..at + width) });
+            }
         }
     }
 
@@ -338,11 +384,7 @@ impl Head<'_> {
         for (i, tile) in self.tile.iter().enumerate() {
             let at = (self.head * key_dim + i) * value_dim + start;
             // SAFETY: one unit has these columns of this value head.
-            let to = unsafe { state.part(at..at + width) };
-            match to.first_chunk_mut() {
-                Some(to) => *to = *tile,
-                None => to.copy_from_slice(&tile[..width]),
-            }
+            put(tile, unsafe { state.part(at..at + width) });
         }
     }
 
@@ -371,6 +413,15 @@ impl Head<'_> {
     }
 }
 
+/// Writes the columns of a tile's row that the state has.
+#[inline(always)]
+fn put(row: &[f32; COLUMNS], to: &mut [f32]) {
+    match to.first_chunk_mut() {
+        Some(to) => *to = *row,
+        None => to.copy_from_slice(&row[..to.len()]),
+    }
+}
+
 fn columns_at(x: &[f32], at: usize) -> [f32; COLUMNS] {
     let mut columns = [0.0; COLUMNS];
     columns.copy_from_slice(&x[at..at + COLUMNS]);
@@ -386,7 +437,8 @@ struct Token<'a> {
     v: [f32; COLUMNS],
 }
 
-/// One token: decay, update, output. What it leaves in the tile, [`fold`] leaves too, bit for bit.
+/// One token: decay, update, output. What it leaves in the tile, [`Head::pass`] leaves too, bit for bit: `S = k u^T + g S`, the
+/// product with g rounded first.
 #[inline(always)]
 fn step<S: Simd>(
     s: S,
@@ -423,21 +475,5 @@ fn step<S: Simd>(
     }
     for (out, o) in out.into_iter().zip(o.as_chunks_mut::<LANES>().0) {
         s.store(out, o);
-    }
-}
-
-/// A token again, from its record: `S = k u^T + g S`, the product with g rounded first as in [`step`].
-#[inline(always)]
-pub(super) fn fold<S: Simd>(s: S, tile: &mut [[f32; COLUMNS]], g: f32, k: &[f32], u: &[f32; COLUMNS]) {
-    let g = s.splat(g);
-    let mut update = [s.zero(); WIDTH];
-    for (update, u) in update.iter_mut().zip(u.as_chunks::<LANES>().0) {
-        *update = s.load(u);
-    }
-    for (row, k) in tile.iter_mut().zip(k) {
-        let k = s.splat(*k);
-        for (update, x) in update.into_iter().zip(row.as_chunks_mut::<LANES>().0) {
-            s.store(s.fma(k, update, s.mul(g, s.load(x))), x);
-        }
     }
 }
