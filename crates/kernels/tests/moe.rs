@@ -269,7 +269,10 @@ fn logits_of_any_size_are_routed() {
             let (ids, weights): (Vec<u32>, Vec<f32>) = routes.row(0).unzip();
             assert!(ids[0] < ids[1] && ids[1] < 3, "{a} {b}: {ids:?}");
             if a.is_finite() && b.is_finite() {
-                assert!((weights[0] + weights[1] - 1.0).abs() < 1e-6, "{a} {b}: {weights:?}");
+                assert!(
+                    (weights[0] + weights[1] - 1.0).abs() < 1e-6,
+                    "{a} {b}: {weights:?}"
+                );
             }
         }
     }

@@ -21,7 +21,7 @@ pub enum Ffn {
     /// One MLP.
     Dense(Mlp),
     /// A mixture of experts.
-    Sparse(SparseMoe),
+    Sparse(Box<SparseMoe>),
 }
 
 /// One decoder layer.

@@ -1,6 +1,6 @@
 //! Layers of the hybrid models.
 //!
-//! A layer is weights and `&self`; the state of a sequence is in the [`CacheStack`](recant_core::CacheStack) that comes
+//! A layer is weights and `&self`; the state of a sequence is in the [`CacheStack`] that comes
 //! with it. Rows of all sequences in a call are laid end to end, `[rows, hidden_size]` in f32, for everything that works
 //! row by row; attention and the recurrence walk the sequences one by one, each over its own cache.
 //!

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use recant_core::candle::Tensor;
-use recant_core::{Hidden, LanguageModel, ModelSpec, Output, Result, Rows, Segment, SegmentOutput, StackLayout};
+use recant_core::{
+    Hidden, LanguageModel, ModelSpec, Output, Result, Rows, Segment, SegmentOutput, StackLayout,
+};
 use recant_kernels::{Backend, Linear, Rotary};
 use recant_weights::{Folder, Inventory, Source, Weights};
 

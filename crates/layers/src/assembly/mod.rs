@@ -116,7 +116,8 @@ impl<'a> Assembly<'a> {
             ffn: match *feed_forward {
                 FeedForward::Dense { width } => Ffn::Dense(self.mlp(&format!("{prefix}.mlp"), width)?),
                 FeedForward::Sparse { shape, shared_width } => {
-                    Ffn::Sparse(self.sparse_moe(&format!("{prefix}.mlp"), shape, shared_width)?)
+                    let moe = self.sparse_moe(&format!("{prefix}.mlp"), shape, shared_width)?;
+                    Ffn::Sparse(Box::new(moe))
                 }
             },
         })
