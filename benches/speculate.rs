@@ -14,7 +14,7 @@ use std::time::Duration;
 use criterion::{criterion_group, criterion_main, Criterion};
 use recant::{Loaded, Session, SessionBuilder, Stats, Threads};
 
-const TEXTS: usize = 10;
+const TEXTS: usize = 6;
 const PROMPT: usize = 100;
 const TOKENS: usize = 128;
 /// Tokens of the beginning of a text that comes again and again.
@@ -75,7 +75,7 @@ fn speculate(criterion: &mut Criterion) {
     let target = recant::load(target).expect("a target");
     let draft = recant::load(draft).expect("a draft");
     let threads = Threads::new(2).expect("threads");
-    let plain = || target.session().threads(&threads).ignore_eos(true);
+    let plain = || target.session().threads(&threads);
     let model = || plain().draft(&draft);
     let heldout = prompts(&target);
     let repeating: Vec<Vec<u32>> = heldout
@@ -83,7 +83,7 @@ fn speculate(criterion: &mut Criterion) {
         .map(|text| text[..PHRASE.min(text.len())].repeat(3)[..PHRASE * 5 / 2].to_vec())
         .collect();
 
-    let rows: [Row<'_>; 13] = [
+    let rows: [Row<'_>; 11] = [
         ("draft model, 1", model().draft_tokens(1), &heldout),
         ("draft model, 2", model().draft_tokens(2), &heldout),
         ("draft model, 3", model().draft_tokens(3), &heldout),
@@ -94,11 +94,6 @@ fn speculate(criterion: &mut Criterion) {
         ("n-gram, 4", plain().ngram().draft_tokens(4), &heldout),
         ("n-gram, up to 8", plain().ngram().auto_depth(8), &heldout),
         (
-            "n-gram, 4, repeating",
-            plain().ngram().draft_tokens(4),
-            &repeating,
-        ),
-        (
             "n-gram, 8, repeating",
             plain().ngram().draft_tokens(8),
             &repeating,
@@ -106,11 +101,6 @@ fn speculate(criterion: &mut Criterion) {
         (
             "n-gram, up to 8, repeating",
             plain().ngram().auto_depth(8),
-            &repeating,
-        ),
-        (
-            "both, up to 8, repeating",
-            model().ngram().auto_depth(8),
             &repeating,
         ),
     ];
@@ -146,7 +136,7 @@ fn compare(name: &str, plain: &mut Session, speculative: &mut Session, prompts: 
     let (mut slow, mut fast, mut tokens) = (Duration::ZERO, Duration::ZERO, 0);
     for prompt in prompts {
         let mut texts = Vec::new();
-        let times = alternate::medians(2, 3, |variant| {
+        let times = alternate::medians(2, 2, |variant| {
             let (time, text, stats) = run(if variant == 0 { plain } else { speculative }, prompt);
             texts.push(text);
             if variant == 1 {
