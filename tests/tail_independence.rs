@@ -26,13 +26,13 @@ fn feed_block(model: &dyn LanguageModel, caches: &mut CacheStack, block: &[u32],
     Ok(())
 }
 
-/// For every block size up to `most` and every `m`: the block, trimmed to `m` in a transaction, against one with another
+/// For every block size and every `m`: the block, trimmed to `m` in a transaction, against one with another
 /// tail, and against a cache that was only ever fed the `m` tokens.
 fn no_trace(
     model: &dyn LanguageModel,
     options: &CacheOptions,
     prefixes: &[usize],
-    most: usize,
+    sizes: impl Iterator<Item = usize> + Clone,
     all_steps: &[Steps],
 ) -> Result<()> {
     let vocab = model.spec().vocab_size;
@@ -40,7 +40,7 @@ fn no_trace(
     let mut ids = |n: usize| -> Vec<u32> { (0..n).map(|_| rng.below(vocab) as u32).collect() };
     for &prefix in prefixes {
         let (start, probe) = (ids(prefix), ids(3));
-        for size in 1..=most {
+        for size in sizes.clone() {
             let (block, other) = (ids(size), ids(size));
             for m in 0..=size {
                 let mut plain = model.new_caches(options)?;
@@ -108,7 +108,19 @@ const ALL: [Steps; 3] = [Steps::OneCall, Steps::OneToken, Steps::Halves];
 #[test]
 fn full_attention_and_recurrence_forget_what_was_taken_back() -> Result<()> {
     let model = tiny(|_| {})?;
-    no_trace(&*model, &CacheOptions::default(), &[0, 1, 2, 3, 20], 9, &ALL)
+    no_trace(&*model, &CacheOptions::default(), &[0, 1, 2, 3, 20], 1..=9, &ALL)
+}
+
+#[test]
+fn records_beyond_what_one_walk_folds_forget_as_well() -> Result<()> {
+    let model = tiny(|_| {})?;
+    no_trace(
+        &*model,
+        &CacheOptions::default(),
+        &[5],
+        [16, 17, 27].into_iter(),
+        &ALL,
+    )
 }
 
 #[test]
@@ -119,7 +131,7 @@ fn windows_forget_before_at_and_after_the_wrap() -> Result<()> {
             window: Some(Window { window: 8, sink }),
             ..CacheOptions::default()
         };
-        no_trace(&*model, &options, &[3, 7, 8, 9, 40], 9, &ALL)?;
+        no_trace(&*model, &options, &[3, 7, 8, 9, 40], 1..=9, &ALL)?;
     }
     Ok(())
 }
@@ -132,7 +144,13 @@ fn windows_forget_when_the_ring_has_gone_round_many_times() -> Result<()> {
             window: Some(Window { window, sink }),
             record_limit: 12,
         };
-        no_trace(&*model, &options, &[300], 4, &[Steps::OneCall, Steps::OneToken])?;
+        no_trace(
+            &*model,
+            &options,
+            &[300],
+            1..=4,
+            &[Steps::OneCall, Steps::OneToken],
+        )?;
     }
     Ok(())
 }
@@ -144,7 +162,7 @@ fn the_demo_target_forgets_what_was_taken_back() -> Result<()> {
         &*model,
         &CacheOptions::default(),
         &[17],
-        5,
+        1..=5,
         &[Steps::OneCall, Steps::OneToken],
     )
 }
@@ -156,7 +174,7 @@ fn mixtures_of_experts_forget_what_was_taken_back() -> Result<()> {
         seeded::next(|text| text["num_experts"] = serde_json::json!(40)),
     ] {
         let model = tiny_of(&config)?;
-        no_trace(&*model, &CacheOptions::default(), &[0, 2, 3, 20], 6, &ALL)?;
+        no_trace(&*model, &CacheOptions::default(), &[0, 2, 3, 20], 1..=6, &ALL)?;
     }
     Ok(())
 }
@@ -170,7 +188,7 @@ fn trained_mixtures_of_experts_forget_what_was_taken_back() -> Result<()> {
                 &*model,
                 &CacheOptions::default(),
                 &[17],
-                4,
+                1..=4,
                 &[Steps::OneCall, Steps::OneToken],
             )?;
         }
