@@ -1,10 +1,11 @@
-//! Plain against speculative decoding, the two in turn, two threads: a draft model at fixed depths and at one that adapts, on
-//! held-out text; look-up in the text itself, on held-out text and on text that repeats itself.
+//! Plain against speculative decoding, the two in turn, two threads: a draft model and the target's own
+//! multi-token-prediction head at fixed depths and at one that adapts, on held-out text; look-up in the text itself, on
+//! held-out text and on text that repeats itself.
 //!
 //! Uses the larger trained pair beside the repository where it is, else the demo pair, whose weights fit in the
 //! processor's cache: there T rows cost nearly T times one, and little can be gained.
 
-#[allow(unreachable_pub)]
+#[allow(dead_code, unreachable_pub)]
 #[path = "alternate.rs"]
 mod alternate;
 
@@ -12,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use criterion::{criterion_group, criterion_main, Criterion};
+use recant::generate::DraftVocabulary;
 use recant::{Loaded, Session, SessionBuilder, Stats, Threads};
 
 const TEXTS: usize = 6;
@@ -83,7 +85,9 @@ fn speculate(criterion: &mut Criterion) {
         .map(|text| text[..PHRASE.min(text.len())].repeat(3)[..PHRASE * 5 / 2].to_vec())
         .collect();
 
-    let rows: [Row<'_>; 11] = [
+    let head = || plain().mtp();
+    let few = || DraftVocabulary::first(2048);
+    let rows: Vec<Row<'_>> = vec![
         ("draft model, 1", model().draft_tokens(1), &heldout),
         ("draft model, 2", model().draft_tokens(2), &heldout),
         ("draft model, 3", model().draft_tokens(3), &heldout),
@@ -91,6 +95,17 @@ fn speculate(criterion: &mut Criterion) {
         ("draft model, 6", model().draft_tokens(6), &heldout),
         ("draft model, up to 8", model().auto_depth(8), &heldout),
         ("both, up to 8", model().ngram().auto_depth(8), &heldout),
+        ("head, 1", head().draft_tokens(1), &heldout),
+        ("head, 2", head().draft_tokens(2), &heldout),
+        ("head, 3", head().draft_tokens(3), &heldout),
+        ("head, 4", head().draft_tokens(4), &heldout),
+        ("head, up to 8", head().auto_depth(8), &heldout),
+        (
+            "head of 2,048 tokens, 3",
+            head().draft_vocabulary(few()).draft_tokens(3),
+            &heldout,
+        ),
+        ("auto", plain().auto(), &heldout),
         ("n-gram, 4", plain().ngram().draft_tokens(4), &heldout),
         ("n-gram, up to 8", plain().ngram().auto_depth(8), &heldout),
         (

@@ -17,7 +17,7 @@ use serde_json::json;
 
 const MODELS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/models");
 const DEMO_DRAFT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/models/demo-draft");
-const PROMPT: &str = "def binary_search(items, target):\n    \"\"\"Return the index of target in the sorted list items, or -1.\"\"\"\n";
+const PROMPT: &str = "def read_config(path):\n    \"\"\"Read the configuration file and return a dictionary.\"\"\"\n    with open(path) as f:\n";
 /// Most tokens that `--depth auto` drafts in a round.
 const MOST: usize = 8;
 /// Weights below this are likely to stay in the processor's last-level cache.

@@ -159,7 +159,7 @@ fn what_needs_a_drafter_is_refused_without_one() -> Result<()> {
     for session in [target.session(), target.session().ngram()] {
         let no_model = refused(session.draft_vocabulary(few()));
         assert!(
-            no_model.contains("a draft vocabulary needs a draft model to choose from it"),
+            no_model.contains("a draft vocabulary needs a draft model or a multi-token-prediction head"),
             "{no_model}"
         );
     }
@@ -341,5 +341,105 @@ fn c116_memory_is_flat_over_many_sessions_of_one_decoder() -> Result<()> {
         footprints[..5].iter().max(),
         "{footprints:?}"
     );
+    Ok(())
+}
+
+/// The text of 60 tokens after a prompt, and the share of drafts accepted.
+fn text_of(mut session: Session, prompt: &str) -> Result<(Vec<u32>, Session)> {
+    session.start(prompt)?;
+    session.generate(60).try_for_each(|event| event.map(drop))?;
+    Ok((session.tokens().to_vec(), session))
+}
+
+#[test]
+fn c045_heads_of_every_family_draft_through_a_session_and_change_nothing() -> Result<()> {
+    for name in ["demo-target", "target", "moe", "next"] {
+        if common::folder_or_skip("sessions that draft with a head", name).is_none() {
+            continue;
+        }
+        let target = load(name)?;
+        assert!(target.has_mtp());
+        let (plain, _) = text_of(target.session().build()?, PROMPTS[2])?;
+        for depth in [1, 3] {
+            let session = target.session().mtp().draft_tokens(depth).build()?;
+            let check = session.head_check().ok_or("the head was not checked")?;
+            assert!(check.agreement.share() > 0.4, "{name}: {}", check.agreement);
+            assert!(session.warnings().is_empty(), "{name}: {:?}", session.warnings());
+            let (text, session) = text_of(session, PROMPTS[2])?;
+            assert_eq!(text, plain, "{name}");
+            assert!(session.stats().accepted * 3 > session.stats().drafted, "{name}");
+        }
+        let vocabulary = recant::generate::DraftVocabulary::first(2048);
+        let session = target
+            .session()
+            .mtp()
+            .draft_vocabulary(vocabulary)
+            .draft_tokens(3)
+            .build()?;
+        let (text, session) = text_of(session, PROMPTS[2])?;
+        assert_eq!(text, plain, "{name}");
+        assert!(session.stats().accepted > 0, "{name}");
+    }
+    Ok(())
+}
+
+#[test]
+fn auto_drafts_with_what_there_is() -> Result<()> {
+    let (target, draft) = (load("demo-target")?, load("demo-draft")?);
+    let (plain, _) = text_of(target.session().build()?, PROMPTS[0])?;
+    let (text, session) = text_of(target.session().auto().build()?, PROMPTS[0])?;
+    assert_eq!(text, plain);
+    assert!(session.head_check().is_some() && session.stats().accepted > 0);
+    let (text, session) = text_of(target.session().draft(&draft).auto().build()?, PROMPTS[0])?;
+    assert_eq!(text, plain);
+    assert!(session.head_check().is_none() && session.stats().accepted > 0);
+    // No head, no draft model: the text itself.
+    let (plain, _) = text_of(draft.session().build()?, PROMPTS[0])?;
+    let (text, _) = text_of(draft.session().auto().build()?, PROMPTS[0])?;
+    assert_eq!(text, plain);
+    let error = draft
+        .session()
+        .mtp()
+        .build()
+        .err()
+        .ok_or("drafts with no head")?
+        .to_string();
+    assert!(error.contains("no multi-token-prediction head"), "{error}");
+    Ok(())
+}
+
+#[test]
+fn a_head_that_auto_cannot_use_is_said_and_left_out() -> Result<()> {
+    let source = folder("demo-target").ok_or("no demo target")?;
+    let dir = tempfile::TempDir::new()?;
+    for file in [
+        "config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+    ] {
+        std::fs::copy(source.join(file), dir.path().join(file))?;
+    }
+    let mut tensors =
+        recant::candle::safetensors::load(source.join("model.safetensors"), &recant::candle::Device::Cpu)?;
+    tensors.remove("mtp.fc.weight");
+    safetensors::serialize_to_file(tensors.iter(), None, &dir.path().join("model.safetensors"))?;
+    let target = recant::load(dir.path())?;
+    let error = target
+        .session()
+        .mtp()
+        .build()
+        .err()
+        .ok_or("drafts with part of a head")?
+        .to_string();
+    assert!(error.contains("fc.weight"), "{error}");
+    let session = target.session().auto().build()?;
+    assert!(
+        session.warnings().iter().any(|w| w.contains("fc.weight")),
+        "{:?}",
+        session.warnings()
+    );
+    let (plain, _) = text_of(target.session().build()?, PROMPTS[0])?;
+    assert_eq!(text_of(session, PROMPTS[0])?.0, plain);
     Ok(())
 }
