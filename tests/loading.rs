@@ -186,12 +186,15 @@ fn c058_only_the_rotary_part_of_a_head_turns_with_position() -> Result<()> {
     Ok(())
 }
 
+/// Spoils a checkpoint.
+type Edit = Box<dyn Fn(&mut Tensors) -> Result<()>>;
+
 #[test]
 fn a_tensor_that_is_missing_extra_or_misshaped_is_named() -> Result<()> {
     let config = seeded::dense(|_| {});
     let tensors = prefixed(&tensors(&config)?, HUB, "");
     let name = "model.language_model.layers.1.linear_attn.dt_bias";
-    let cases: [(&str, Box<dyn Fn(&mut Tensors) -> Result<()>>, &[&str]); 4] = [
+    let cases: [(&str, Edit, &[&str]); 4] = [
         (
             "missing",
             Box::new(|t| {
