@@ -142,7 +142,7 @@ fn the_shared_experts_gate_is_each_rows_own() {
             same(&rows(&all, row, 1), &run(Backend::Cpu, row, 1), "a row alone");
         }
         let far = distance(&all, &run(Backend::Composed, 0, 17));
-        // Seen: 2e-7.
+        // Seen: 1.2e-7.
         assert!(far < 1e-6, "{far}");
     }
 }
@@ -172,8 +172,8 @@ fn agrees_with_candle() {
             }
         }
     }
-    // Seen: 3.7e-6, on sums of 70 products of sums of 100.
-    assert!(most < 2e-5, "{most}");
+    // Seen: 1.4e-5, on sums of 70 products whose factors are sums of 100.
+    assert!(most < 1e-4, "{most}");
 }
 
 #[test]
