@@ -198,11 +198,7 @@ impl Controller {
         let plain = self.step() * (sample.accepted.min(drafted) + 1) as f64;
         self.owed -= LOSS * plain;
         if asked > 0 && self.verify[drafted].samples() > 1 {
-            let draft = if self.idle > CATCH_UP {
-                sample.draft
-            } else {
-                figures::at(&self.draft, drafted, Some(0.0))
-            };
+            let draft = figures::at(&self.draft, drafted, Some(0.0)) + self.behind();
             self.owed += draft + figures::at(&self.verify, drafted, None) - plain;
         }
         self.owed = self.owed.max(0.0);
@@ -211,6 +207,15 @@ impl Controller {
     /// Seconds of a plain step.
     fn step(&self) -> f64 {
         figures::at(&self.verify, 0, None)
+    }
+
+    /// Seconds that a drafter takes to read the tokens of rounds in which it was not asked.
+    fn behind(&self) -> f64 {
+        if self.idle > CATCH_UP {
+            self.catch_up.median().unwrap_or(0.0) * self.idle as f64
+        } else {
+            0.0
+        }
     }
 
     /// What may be owed now.
@@ -294,12 +299,7 @@ impl Controller {
             return depth == 0;
         }
         let round = figures::at(&self.draft, depth, Some(0.0)) + figures::at(&self.verify, depth, None);
-        let behind = if self.idle > CATCH_UP {
-            self.catch_up.median().unwrap_or(0.0) * self.idle as f64
-        } else {
-            0.0
-        };
-        self.owed + behind + (round - self.step()).max(0.0) * rounds as f64 <= self.credit()
+        self.owed + self.behind() + (round - self.step()).max(0.0) * rounds as f64 <= self.credit()
     }
 
     /// The depth of most tokens a second, of those not below `least` nor far beyond what was ever run. The lowest among

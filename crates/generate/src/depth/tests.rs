@@ -317,6 +317,7 @@ fn a_change_is_followed_both_ways() {
             run.go(&wrong, 500).over_plain(&wrong) < 1.03,
             "seed {seed}: it ends when it stops to pay"
         );
+        run.go(&wrong, 3000);
         run.go(&right, 600);
         let late = run.go(&right, 1000).of_the_best(&right, 8);
         assert!(
@@ -329,6 +330,27 @@ fn a_change_is_followed_both_ways() {
             late > 0.9,
             "seed {seed}: {late:.3} of the best after rows became dear"
         );
+    }
+}
+
+#[test]
+fn dear_drafts_are_taken_up_again_at_the_first_trial_that_goes_well() {
+    let wrong = World {
+        draft: |k| 0.4 * k as f64,
+        agrees: |_| 0.0,
+        ..WORLD
+    };
+    let right = World {
+        agrees: |_| 0.95,
+        ..wrong
+    };
+    for seed in 1..8 {
+        let mut run = Run::new(8, seed);
+        run.go(&right, 2000);
+        run.go(&wrong, 3500);
+        run.go(&right, LONGEST_INTERVAL + 100);
+        let late = run.go(&right, 500).of_the_best(&right, 8);
+        assert!(late > 0.8, "seed {seed}: {late:.3} of the best; plain decoding is below 0.65");
     }
 }
 
