@@ -350,7 +350,10 @@ fn dear_drafts_are_taken_up_again_at_the_first_trial_that_goes_well() {
         run.go(&wrong, 3500);
         run.go(&right, LONGEST_INTERVAL + 100);
         let late = run.go(&right, 500).of_the_best(&right, 8);
-        assert!(late > 0.8, "seed {seed}: {late:.3} of the best; plain decoding is below 0.65");
+        assert!(
+            late > 0.8,
+            "seed {seed}: {late:.3} of the best; plain decoding is below 0.65"
+        );
     }
 }
 
