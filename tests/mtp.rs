@@ -308,8 +308,11 @@ fn c035_heads_reach_the_agreement_of_their_training_report_with_post_norm_rows()
     Ok(())
 }
 
+/// Tensors by name.
+type Named = Vec<(String, Tensor)>;
+
 /// The tensors of the demo target's head by canonical name, and its other tensors by full name.
-fn demo_tensors() -> Result<(Vec<(String, Tensor)>, Vec<(String, Tensor)>)> {
+fn demo_tensors() -> Result<(Named, Named)> {
     let path = folder("demo-target").ok_or("no demo target")?;
     let all = safetensors::load(path.join("model.safetensors"), &Device::Cpu)?;
     let (mut head, mut rest) = (Vec::new(), Vec::new());
@@ -343,7 +346,7 @@ fn alone(
 }
 
 /// The head's norms as a converted file stores them.
-fn converted(tensors: &[(String, Tensor)]) -> Result<Vec<(String, Tensor)>> {
+fn converted(tensors: &[(String, Tensor)]) -> Result<Named> {
     tensors
         .iter()
         .map(|(name, tensor)| {
@@ -410,7 +413,7 @@ fn c031_c032_c034_a_dead_head_is_reported_with_the_likely_causes() -> Result<()>
     };
     let own = check(&folder("demo-target").ok_or("no demo target")?)?;
     assert_eq!(own.complaint(), None);
-    let swapped: Vec<(String, Tensor)> = tensors
+    let swapped: Named = tensors
         .iter()
         .map(|(name, tensor)| {
             let tensor = match name.as_str() {
@@ -464,7 +467,7 @@ fn c031_c032_c034_a_dead_head_is_reported_with_the_likely_causes() -> Result<()>
 fn a_head_of_another_checkpoint_is_reported_as_dead() -> Result<()> {
     let (target, _) = demo()?;
     let (tensors, _) = demo_tensors()?;
-    let noise: Vec<(String, Tensor)> = tensors
+    let noise: Named = tensors
         .iter()
         .map(|(name, tensor)| {
             let tensor = match name.as_str() {
@@ -524,7 +527,7 @@ fn c036_c037_a_head_that_is_absent_incomplete_or_anothers_is_refused_with_what_d
     ));
 
     for (name, _) in &tensors {
-        let some: Vec<(String, Tensor)> = tensors.iter().filter(|(n, _)| n != name).cloned().collect();
+        let some: Named = tensors.iter().filter(|(n, _)| n != name).cloned().collect();
         let error = refused(&target, &alone(&some, "mtp.", |_| {})?)?;
         assert!(error.contains(name.as_str()), "{error}");
     }
