@@ -16,9 +16,9 @@ use criterion::{criterion_group, criterion_main, Criterion};
 use recant::generate::DraftVocabulary;
 use recant::{Loaded, Session, SessionBuilder, Stats, Threads};
 
-const TEXTS: usize = 6;
+const TEXTS: usize = 4;
 const PROMPT: usize = 100;
-const TOKENS: usize = 128;
+const TOKENS: usize = 96;
 /// Tokens of the beginning of a text that comes again and again.
 const PHRASE: usize = 40;
 
