@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use common::{assert_same, feed, folder, folder_or_skip, load, text_ids, Golden, Result, Rng};
 use recant::candle::{safetensors, DType, Device, Tensor};
 use recant::core::{CacheOptions, Hidden, LanguageModel, ModelSpec, Rows, Segment};
-use recant::generate::{choose, Decoder, Drafter};
+use recant::generate::{choose, Decoder, Depth, Drafter, Limits};
 use recant::LoadOptions;
 use recant_layers::{Family, HybridModel};
 use recant_mtp::{Agreement, Error, HeadCheck, MtpDrafter, MtpHead, Suspicion};
@@ -572,5 +572,64 @@ fn a_drafter_of_another_target_is_refused() -> Result<()> {
         .ok_or("attached")?
         .to_string();
     assert!(error.contains("was loaded for the model"), "{error}");
+    Ok(())
+}
+
+#[test]
+fn c088_c089_limits_and_end_tokens_leave_caches_that_hold_all_but_the_pending_token() -> Result<()> {
+    let (target, head) = demo()?;
+    let target: Arc<dyn LanguageModel> = Arc::new(target);
+    let options = CacheOptions::default();
+    let prompt = text_ids(20)?;
+    let mut plain = Decoder::new(target.clone(), target.new_caches(&options)?, usize::MAX)?;
+    plain.prefill(&prompt, &mut |_, _| {})?;
+    for _ in 0..40 {
+        plain.round(0, 1, &[])?;
+    }
+    let text = plain.tokens().to_vec();
+    let mut inside = 0;
+    for k in [1, 2, 5] {
+        let drafter = MtpDrafter::new(head.clone(), Hidden::PostNorm)?;
+        let mut decoder = Decoder::new(target.clone(), target.new_caches(&options)?, usize::MAX)?
+            .with_drafter(Box::new(drafter), k)?;
+        for max in 0..8 {
+            for eos in [None, Some(text[20 + max])] {
+                decoder.reset();
+                decoder.prefill(&prompt, &mut |_, _| {})?;
+                let limits = Limits {
+                    max_tokens: if eos.is_some() { 30 } else { max },
+                    depth: Depth::Fixed(k),
+                    eos: eos.into_iter().collect(),
+                };
+                let mut generation = decoder.generate(limits);
+                for round in generation.by_ref() {
+                    let round = round?;
+                    inside += usize::from(round.eos && round.drafted >= round.tokens.len());
+                }
+                let want = match eos {
+                    Some(eos) => {
+                        1 + text[20..]
+                            .iter()
+                            .position(|id| *id == eos)
+                            .ok_or("no end token")?
+                    }
+                    None => max,
+                };
+                assert_eq!(
+                    decoder.tokens(),
+                    &text[..20 + want],
+                    "k {k}, max {max}, end {eos:?}"
+                );
+                let mut fresh = target.new_caches(&options)?;
+                feed(&*target, &mut fresh, &text[..19 + want])?;
+                assert_same(
+                    &format!("k {k}, max {max}, end {eos:?}"),
+                    &fresh,
+                    decoder.caches(),
+                )?;
+            }
+        }
+    }
+    assert!(inside > 0, "the end token never fell inside a block");
     Ok(())
 }
