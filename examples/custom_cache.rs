@@ -101,14 +101,7 @@ impl Cache for HalfKvCache {
     }
 
     fn trim(&mut self, n: usize) -> Result<(), Error> {
-        if n > self.trimmable() {
-            return Err(Error::Trim {
-                kind: self.kind().to_owned(),
-                asked: n,
-                len: self.len,
-                trimmable: self.trimmable(),
-            });
-        }
+        Error::check_trim(self, n)?;
         self.len -= n;
         Ok(())
     }

@@ -5,7 +5,9 @@ mod common;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use common::{assert_same, feed, folder, folder_or_skip, load, text_ids, Golden, Result, Rng};
+use common::{
+    assert_same, feed, folder, folder_or_skip, load, relative_error, text_ids, Golden, Result, Rng,
+};
 use recant::candle::{safetensors, DType, Device, Tensor};
 use recant::core::{CacheOptions, Hidden, LanguageModel, ModelSpec, Rows, Segment};
 use recant::generate::{choose, Decoder, Depth, Drafter, Limits};
@@ -49,19 +51,6 @@ fn demo() -> Result<(HybridModel, MtpHead)> {
     Ok((target, head))
 }
 
-fn error_of(ours: &Tensor, theirs: &Tensor) -> Result<f32> {
-    assert_eq!(ours.dims(), theirs.dims());
-    let ours = ours.flatten_all()?.to_vec1::<f32>()?;
-    let theirs = theirs.flatten_all()?.to_vec1::<f32>()?;
-    let scale = theirs.iter().fold(0f32, |m, x| m.max(x.abs()));
-    let error = ours
-        .iter()
-        .zip(&theirs)
-        .fold(0f32, |m, (a, b)| m.max((a - b).abs()));
-    assert!(error.is_finite());
-    Ok(error / scale)
-}
-
 /// The target's hidden rows for all of a text.
 fn hidden_rows(target: &HybridModel, text: &[u32], kind: Hidden) -> Result<Tensor> {
     let mut caches = target.new_caches(&CacheOptions::default())?;
@@ -88,14 +77,14 @@ fn agrees(name: &str) -> Result<()> {
         let rows = head.forward(&hidden, &tokens, &mut caches)?;
         let want = &golden.outputs["mtp_logits"];
         let logits = target.project(&rows.narrow(0, n - want.dims()[0], want.dims()[0])?)?;
-        worst.0 = worst.0.max(error_of(&logits, want)?);
+        worst.0 = worst.0.max(relative_error(&logits, want)?);
 
         let chain = &golden.outputs["mtp_chain_logits"];
         let drafts = golden.ids("mtp_drafts")?;
         let mut row = rows.narrow(0, n - 1, 1)?;
         for (step, &draft) in drafts.iter().enumerate() {
             let logits = target.project(&row)?;
-            worst.1 = worst.1.max(error_of(&logits, &chain.narrow(0, step, 1)?)?);
+            worst.1 = worst.1.max(relative_error(&logits, &chain.narrow(0, step, 1)?)?);
             assert_eq!(
                 choose(&logits, usize::MAX, 0)?,
                 [draft],

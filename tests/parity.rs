@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{folder_or_skip, Golden, Result};
+use common::{folder_or_skip, relative_error, Golden, Result};
 use recant::candle::Tensor;
 use recant::core::{Cache, CacheOptions, CacheStack, Hidden, LanguageModel, Rows, Segment, Snapshot};
 use recant::{Backend, LoadOptions};
@@ -149,16 +149,7 @@ struct Worst(std::collections::BTreeMap<&'static str, f64>);
 
 impl Worst {
     fn see(&mut self, what: &'static str, ours: &Tensor, theirs: &Tensor) -> Result<()> {
-        assert_eq!(ours.dims(), theirs.dims(), "shape of {what}");
-        let ours = ours.flatten_all()?.to_vec1::<f32>()?;
-        let theirs = theirs.flatten_all()?.to_vec1::<f32>()?;
-        let scale = theirs.iter().fold(0f32, |m, x| m.max(x.abs()));
-        let error = ours
-            .iter()
-            .zip(&theirs)
-            .fold(0f32, |m, (a, b)| m.max((a - b).abs()));
-        let error = f64::from(error) / f64::from(scale.max(f32::MIN_POSITIVE));
-        assert!(error.is_finite(), "{what} has a value that is no number");
+        let error = f64::from(relative_error(ours, theirs).map_err(|e| format!("{what}: {e}"))?);
         let worst = self.0.entry(what).or_default();
         *worst = worst.max(error);
         Ok(())

@@ -95,6 +95,25 @@ pub fn bits(tensor: &Tensor) -> Result<Vec<u32>> {
         .collect())
 }
 
+/// The largest absolute difference over the largest magnitude of what is compared with.
+pub fn relative_error(ours: &Tensor, theirs: &Tensor) -> Result<f32> {
+    assert_eq!(ours.dims(), theirs.dims());
+    let ours = ours.flatten_all()?.to_vec1::<f32>()?;
+    let theirs = theirs.flatten_all()?.to_vec1::<f32>()?;
+    let scale = theirs.iter().fold(0f32, |m, x| m.max(x.abs()));
+    let error = ours
+        .iter()
+        .zip(&theirs)
+        .fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+    // A maximum passes over NaN.
+    assert!(
+        ours.iter().chain(&theirs).all(|x| x.is_finite()),
+        "something is no number"
+    );
+    let error = error / scale.max(f32::MIN_POSITIVE);
+    Ok(error)
+}
+
 /// Feeds one sequence alone and gives the bits of its logits, row after row.
 pub fn feed(model: &dyn LanguageModel, caches: &mut CacheStack, tokens: &[u32]) -> Result<Vec<u32>> {
     let output = model.forward(&mut [Segment::new(tokens, caches, Rows::All)])?;

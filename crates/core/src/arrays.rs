@@ -121,14 +121,7 @@ impl Cache for ArraysCache {
 
     fn trim(&mut self, n: usize) -> Result<()> {
         self.intact()?;
-        if n > self.recorded() {
-            return Err(Error::Trim {
-                kind: self.kind().to_owned(),
-                asked: n,
-                len: self.len,
-                trimmable: self.recorded(),
-            });
-        }
+        Error::check_trim(self, n)?;
         let mut left = n;
         while left > 0 {
             let Some(last) = self.journal.back_mut() else {

@@ -143,6 +143,20 @@ impl Error {
         Self::Other(error.into())
     }
 
+    /// Refuses to trim more tokens than a cache can give back right now.
+    pub fn check_trim(cache: &dyn crate::Cache, asked: usize) -> Result<()> {
+        let trimmable = cache.trimmable();
+        if asked <= trimmable {
+            return Ok(());
+        }
+        Err(Self::Trim {
+            kind: cache.kind().to_owned(),
+            asked,
+            len: cache.len(),
+            trimmable,
+        })
+    }
+
     /// A thing that is not what it should be.
     pub fn mismatch(
         what: impl Into<String>,

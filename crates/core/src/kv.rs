@@ -46,14 +46,7 @@ impl Cache for KvCache {
     }
 
     fn trim(&mut self, n: usize) -> Result<()> {
-        if n > self.trimmable() {
-            return Err(Error::Trim {
-                kind: self.kind().to_owned(),
-                asked: n,
-                len: self.len(),
-                trimmable: self.trimmable(),
-            });
-        }
+        Error::check_trim(self, n)?;
         self.blocks.truncate(self.len() - n);
         Ok(())
     }

@@ -267,17 +267,7 @@ impl Cache for CacheStack {
 
     fn trim(&mut self, n: usize) -> Result<()> {
         self.check_even()?;
-        self.each(|_, cache| {
-            if n > cache.trimmable() {
-                return Err(Error::Trim {
-                    kind: cache.kind().to_owned(),
-                    asked: n,
-                    len: cache.len(),
-                    trimmable: cache.trimmable(),
-                });
-            }
-            Ok(())
-        })?;
+        self.each(|_, cache| Error::check_trim(cache, n))?;
         self.each_mut(|_, cache| cache.trim(n))
     }
 
