@@ -622,3 +622,94 @@ fn c088_c089_limits_and_end_tokens_leave_caches_that_hold_all_but_the_pending_to
     assert!(inside > 0, "the end token never fell inside a block");
     Ok(())
 }
+
+#[test]
+fn c038_a_head_is_found_by_its_tensors_whatever_the_configuration_counts() -> Result<()> {
+    let (target, own) = demo()?;
+    let (tensors, _) = demo_tensors()?;
+    let want = drafts(&target, &own)?;
+    for count in [None, Some(0), Some(7)] {
+        let dir = alone(&tensors, "mtp.", |config| {
+            config["text_config"]["mtp_num_hidden_layers"] = count.into();
+        })?;
+        assert_eq!(
+            drafts(&target, &head(&target, dir.path(), "demo-target")?)?,
+            want,
+            "{count:?}"
+        );
+    }
+    Ok(())
+}
+
+/// The tensors of the head of `moe` with its experts apart.
+fn moe_head_by_expert(path: &Path) -> Result<Named> {
+    let mut named = Named::new();
+    for entry in std::fs::read_dir(path)? {
+        let file = entry?.path();
+        if file.extension().is_none_or(|e| e != "safetensors") {
+            continue;
+        }
+        for (name, tensor) in safetensors::load(&file, &Device::Cpu)? {
+            let Some(canonical) = name.strip_prefix("mtp.") else {
+                continue;
+            };
+            let experts = tensor.dims()[0];
+            match canonical {
+                "layers.0.mlp.experts.gate_up_proj" => {
+                    let width = tensor.dims()[1] / 2;
+                    for e in 0..experts {
+                        let both = tensor.get(e)?;
+                        for (part, start) in [("gate_proj", 0), ("up_proj", width)] {
+                            let name = format!("layers.0.mlp.experts.{e}.{part}.weight");
+                            named.push((name, both.narrow(0, start, width)?.contiguous()?));
+                        }
+                    }
+                }
+                "layers.0.mlp.experts.down_proj" => {
+                    for e in 0..experts {
+                        let name = format!("layers.0.mlp.experts.{e}.down_proj.weight");
+                        named.push((name, tensor.get(e)?.contiguous()?));
+                    }
+                }
+                other => named.push((other.to_owned(), tensor)),
+            }
+        }
+    }
+    Ok(named)
+}
+
+#[test]
+fn c042_a_heads_experts_may_be_stored_together_or_apart_but_not_in_part() -> Result<()> {
+    let Some(path) = folder_or_skip("experts of a head", "moe") else {
+        return Ok(());
+    };
+    let target = model(&path, "moe")?;
+    let want = drafts(&target, &head(&target, &path, "moe")?)?;
+    let tensors = moe_head_by_expert(&path)?;
+    assert!(tensors.len() > 40);
+    let config = |config: &mut serde_json::Value| -> Result<()> {
+        *config = serde_json::from_str(&std::fs::read_to_string(path.join("config.json"))?)?;
+        Ok(())
+    };
+    let mut failed = Ok(());
+    let apart = alone(&tensors, "mtp.", |c| failed = config(c))?;
+    failed?;
+    assert_eq!(drafts(&target, &head(&target, apart.path(), "moe")?)?, want);
+    let part: Named = tensors
+        .iter()
+        .filter(|(n, _)| !n.contains("experts.5."))
+        .cloned()
+        .collect();
+    let mut failed = Ok(());
+    let dir = alone(&part, "mtp.", |c| failed = config(c))?;
+    failed?;
+    let error = head(&target, dir.path(), "moe")
+        .err()
+        .ok_or("was attached")?
+        .to_string();
+    assert!(
+        error.contains("experts.5") || error.contains("expert 5"),
+        "{error}"
+    );
+    Ok(())
+}
