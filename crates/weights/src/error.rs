@@ -23,6 +23,15 @@ pub enum Error {
         source: std::io::Error,
     },
 
+    /// The path is no folder, or has no configuration.
+    #[error("{} is no checkpoint folder: expected a folder with config.json and safetensors files, found {found}", path.display())]
+    NoFolder {
+        /// The path.
+        path: PathBuf,
+        /// What is there.
+        found: &'static str,
+    },
+
     /// The folder holds no weights in a layout that is read here.
     #[error(
         "{} holds no checkpoint: expected model.safetensors, or shards with model.safetensors.index.json; \

@@ -115,7 +115,17 @@ impl Folder {
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref().to_owned();
         let config_path = path.join("config.json");
-        let config = read_object(&config_path)?.ok_or_else(|| {
+        let found = if path.is_dir() {
+            (!config_path.exists()).then_some("a folder without config.json")
+        } else if path.exists() {
+            Some("a file")
+        } else {
+            Some("nothing at that path")
+        };
+        if let Some(found) = found {
+            return Err(Error::NoFolder { path, found });
+        }
+        let config = read_optional(&config_path)?.ok_or_else(|| {
             Error::json(
                 &config_path,
                 "a JSON object with the model's configuration",
@@ -297,12 +307,6 @@ fn parse_object(path: &Path, text: &[u8]) -> Result<Option<Value>> {
         Value::Null => Ok(None),
         _ => Err(Error::json(path, "a JSON object", "another kind of value")),
     }
-}
-
-/// A JSON object from a file that must exist; None for `null`.
-fn read_object(path: &Path) -> Result<Option<Value>> {
-    let text = read(path)?.ok_or_else(|| Error::io(path, std::io::ErrorKind::NotFound.into()))?;
-    parse_object(path, &text)
 }
 
 /// A JSON object from a file that may be absent; None for that and for `null`.

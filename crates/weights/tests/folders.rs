@@ -80,15 +80,25 @@ fn read_everything(folder: &Folder) -> recant_weights::Inventory {
 #[test]
 fn a_folder_that_does_not_exist_is_an_error() {
     let error = Folder::open("no/such/folder").unwrap_err();
-    assert!(matches!(error, Error::Io { .. }));
-    says(&error, &["no/such/folder", "config.json"]);
+    assert!(matches!(error, Error::NoFolder { .. }));
+    says(&error, &["no/such/folder", "nothing at that path"]);
+}
+
+#[test]
+fn a_file_in_place_of_a_folder_is_an_error() {
+    let folder = Checkpoint::single(&raw());
+    let error = Folder::open(folder.file("model.safetensors")).unwrap_err();
+    says(
+        &error,
+        &["model.safetensors is no checkpoint folder", "found a file"],
+    );
 }
 
 #[test]
 fn a_folder_without_a_configuration_is_refused() {
     let folder = Checkpoint::single(&raw());
     std::fs::remove_file(folder.file("config.json")).unwrap();
-    says(&folder.refused(), &["config.json"]);
+    says(&folder.refused(), &["found a folder without config.json"]);
 }
 
 #[test]
