@@ -123,6 +123,63 @@ impl Kernel for Task<'_> {
     }
 }
 
+/// What a walk over all positions does with a tile of their rows.
+trait Walk {
+    /// Keys or values of a block.
+    fn elements<'a>(block: &Block<'a>) -> Elements<'a>;
+
+    /// The step of `Q` queries over a tile, `W` of its rows or of their vectors side by side.
+    fn step<S: Simd, const Q: usize, const W: usize>(
+        task: &mut Task<'_>,
+        s: S,
+        query: usize,
+        positions: Range<usize>,
+        rows: Tile<'_>,
+    );
+}
+
+/// Queries times keys.
+struct Scores;
+
+impl Walk for Scores {
+    #[inline(always)]
+    fn elements<'a>(block: &Block<'a>) -> Elements<'a> {
+        block.keys
+    }
+
+    #[inline(always)]
+    fn step<S: Simd, const Q: usize, const W: usize>(
+        task: &mut Task<'_>,
+        s: S,
+        query: usize,
+        positions: Range<usize>,
+        rows: Tile<'_>,
+    ) {
+        task.score_queries::<S, Q, W>(s, query, positions, rows);
+    }
+}
+
+/// Weights times values.
+struct Values;
+
+impl Walk for Values {
+    #[inline(always)]
+    fn elements<'a>(block: &Block<'a>) -> Elements<'a> {
+        block.values
+    }
+
+    #[inline(always)]
+    fn step<S: Simd, const Q: usize, const W: usize>(
+        task: &mut Task<'_>,
+        s: S,
+        query: usize,
+        positions: Range<usize>,
+        rows: Tile<'_>,
+    ) {
+        task.sum_queries::<S, Q, W>(s, query, positions, rows);
+    }
+}
+
 impl Task<'_> {
     fn queries(&self) -> usize {
         self.rows.len() * self.shape.group()
@@ -157,25 +214,31 @@ impl Task<'_> {
     #[inline(always)]
     fn score<S: Simd>(&mut self, s: S) {
         self.scores.fill(f32::NEG_INFINITY);
+        self.walk::<S, Scores>(s);
+    }
+
+    /// Takes a step of `W` for all queries and all positions, a tile of rows at a time.
+    #[inline(always)]
+    fn walk<S: Simd, W: Walk>(&mut self, s: S) {
         for block in &self.segment.blocks {
             for positions in self.index.tiles(block.positions.clone()) {
                 let first = positions.start - block.positions.start;
                 // Taken out of the task so that the rest of it can be borrowed beside it.
                 let scratch = std::mem::take(&mut self.tile);
-                let keys = self.widen(s, block.keys, first, positions.len(), scratch);
+                let rows = self.widen(s, W::elements(block), first, positions.len(), scratch);
                 let mut query = 0;
                 while query < self.queries() {
                     match self.queries() - query {
                         4.. => {
-                            self.score_queries::<S, 4, 2>(s, query, positions.clone(), keys);
+                            W::step::<S, 4, 2>(self, s, query, positions.clone(), rows);
                             query += 4;
                         }
                         2.. => {
-                            self.score_queries::<S, 2, 4>(s, query, positions.clone(), keys);
+                            W::step::<S, 2, 4>(self, s, query, positions.clone(), rows);
                             query += 2;
                         }
                         _ => {
-                            self.score_queries::<S, 1, 8>(s, query, positions.clone(), keys);
+                            W::step::<S, 1, 8>(self, s, query, positions.clone(), rows);
                             query += 1;
                         }
                     }
@@ -260,31 +323,7 @@ impl Task<'_> {
         for scores in self.scores.chunks_exact_mut(self.index.len) {
             exponentials(s, scores);
         }
-        for block in &self.segment.blocks {
-            for positions in self.index.tiles(block.positions.clone()) {
-                let first = positions.start - block.positions.start;
-                let scratch = std::mem::take(&mut self.tile);
-                let values = self.widen(s, block.values, first, positions.len(), scratch);
-                let mut query = 0;
-                while query < self.queries() {
-                    match self.queries() - query {
-                        4.. => {
-                            self.sum_queries::<S, 4, 2>(s, query, positions.clone(), values);
-                            query += 4;
-                        }
-                        2.. => {
-                            self.sum_queries::<S, 2, 4>(s, query, positions.clone(), values);
-                            query += 2;
-                        }
-                        _ => {
-                            self.sum_queries::<S, 1, 8>(s, query, positions.clone(), values);
-                            query += 1;
-                        }
-                    }
-                }
-                self.tile = scratch;
-            }
-        }
+        self.walk::<S, Values>(s);
     }
 
     /// Adds the tile's values to the sums of `Q` queries: together where all of them see a position, else one by one.
