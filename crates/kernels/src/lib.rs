@@ -33,6 +33,7 @@ mod composed;
 mod error;
 mod gated_delta;
 mod linear;
+mod mlp;
 mod moe;
 #[cfg(test)]
 mod oracle;
@@ -46,7 +47,8 @@ pub use attention::{attention, attention_inputs, AttentionInputs, AttentionSegme
 pub use error::{Error, Result};
 pub use gated_delta::{DeltaAdvance, DeltaOutput, DeltaSegment, GatedDelta, GatedDeltaShape};
 pub use linear::Linear;
-pub use moe::{add_gated, route, Expert, MoeShape, Routes, SparseExperts};
+pub use mlp::Mlp;
+pub use moe::{add_gated, route, MoeShape, Routes, SparseExperts};
 pub use rotary::{Rotary, RotaryTable};
 pub use rows::{rms_norm, swiglu};
 

@@ -5,7 +5,7 @@ mod common;
 use candle_core::{DType, Device, Tensor};
 use common::{distance, in_pool, rows, same, values, Numbers};
 use proptest::prelude::*;
-use recant_kernels::{add_gated, route, Backend, Error, Expert, MoeShape, Routes, SparseExperts};
+use recant_kernels::{add_gated, route, Backend, Error, Mlp, MoeShape, Routes, SparseExperts};
 
 fn shape(hidden_size: usize, width: usize, experts: usize, top_k: usize) -> MoeShape {
     MoeShape {
@@ -28,7 +28,7 @@ fn weights(numbers: &mut Numbers, shape: &MoeShape, dtype: DType) -> Vec<(Tensor
 
 fn layer(backend: Backend, shape: MoeShape, weights: &[(Tensor, Tensor)]) -> SparseExperts {
     let expert = |(gate_up, down): &(Tensor, Tensor)| {
-        Expert::new(backend, std::slice::from_ref(gate_up), down).expect("an expert")
+        Mlp::new(backend, std::slice::from_ref(gate_up), down).expect("an expert")
     };
     SparseExperts::new(backend, shape, weights.iter().map(expert).collect()).expect("a layer")
 }
@@ -306,7 +306,7 @@ fn gate_and_up_may_come_as_one_matrix_or_two() {
     let weights = weights(&mut numbers, &shape, DType::BF16);
     let split = |(gate_up, down): &(Tensor, Tensor)| {
         let parts = [rows(gate_up, 0, 6), rows(gate_up, 6, 6)];
-        Expert::new(Backend::Cpu, &parts, down).expect("an expert")
+        Mlp::new(Backend::Cpu, &parts, down).expect("an expert")
     };
     let apart =
         SparseExperts::new(Backend::Cpu, shape, weights.iter().map(split).collect()).expect("a layer");
@@ -367,10 +367,10 @@ fn c060_what_does_not_fit_is_refused_by_name() {
     ));
 
     let expert =
-        |i: usize| Expert::new(Backend::Cpu, &[weights[i].0.clone()], &weights[i].1).expect("an expert");
+        |i: usize| Mlp::new(Backend::Cpu, &[weights[i].0.clone()], &weights[i].1).expect("an expert");
     let found = SparseExperts::new(Backend::Cpu, good, vec![expert(0)]).expect_err("one of two");
     assert_eq!(found.to_string(), "experts: 1 experts were given, expected 2");
-    let other = Expert::new(Backend::Cpu, &[numbers.tensor(&[8, 4])], &numbers.tensor(&[4, 4]));
+    let other = Mlp::new(Backend::Cpu, &[numbers.tensor(&[8, 4])], &numbers.tensor(&[4, 4]));
     let given = vec![expert(0), other.expect("an expert")];
     let found = SparseExperts::new(Backend::Cpu, good, given).expect_err("one is wider");
     assert!(

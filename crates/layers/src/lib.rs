@@ -18,7 +18,6 @@ mod config;
 mod delta_net;
 mod error;
 mod family;
-mod mlp;
 mod model;
 mod moe;
 mod norm;
@@ -30,11 +29,10 @@ pub use config::{Config, ConfigError, FeedForward, Fields, LayerKind, Tie};
 pub use delta_net::{DeltaInputs, DeltaNetWeights, GatedDeltaNet};
 pub use error::{Error, Result};
 pub use family::Family;
-pub use mlp::Mlp;
 pub use model::HybridModel;
 pub use moe::SparseMoe;
 pub use norm::RmsNorm;
-pub use recant_kernels::Backend;
+pub use recant_kernels::{Backend, Mlp};
 
 use recant_core::{Cache, CacheStack, Segment};
 

@@ -2,9 +2,7 @@
 
 use recant_core::candle::Tensor;
 use recant_core::Result;
-use recant_kernels::{add_gated, route, Backend, Expert, Linear, MoeShape, SparseExperts};
-
-use crate::Mlp;
+use recant_kernels::{add_gated, route, Backend, Linear, Mlp, MoeShape, SparseExperts};
 
 /// Each row goes to its own few of many experts and, weighed by a gate of its own, to the shared one.
 #[derive(Debug)]
@@ -27,7 +25,7 @@ impl SparseMoe {
         backend: Backend,
         shape: MoeShape,
         router: &Tensor,
-        experts: Vec<Expert>,
+        experts: Vec<Mlp>,
         shared: Mlp,
         shared_gate: &Tensor,
     ) -> Result<Self> {

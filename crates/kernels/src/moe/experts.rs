@@ -7,54 +7,25 @@ use candle_core::{DType, Device, Tensor};
 use crate::pool::{self, Shared};
 use crate::simd;
 use crate::tensors::{tensor, Op};
-use crate::{swiglu, Backend, Linear, Result};
+use crate::{Backend, Linear, Mlp, Result};
 
 use super::kernel::WeightedSum;
 use super::{MoeShape, Routes};
 
 const OP: Op = Op("experts");
 
-/// One expert: `down(silu(gate(x)) * up(x))`, its weights packed as those of any [`Linear`].
-#[derive(Debug)]
-pub struct Expert {
-    gate_up: Linear,
-    down: Linear,
-}
-
-impl Expert {
-    /// Takes weights by copy.
-    ///
-    /// # Shapes
-    /// `gate_up`: one matrix `[2 * width, hidden_size]` whose first half is the gate, or gate and up of
-    /// `[width, hidden_size]` each. `down`: `[hidden_size, width]`.
-    ///
-    /// # Errors
-    /// As [`Linear::new`] says. Whether the two fit is asked by [`SparseExperts::new`].
-    pub fn new(backend: Backend, gate_up: &[Tensor], down: &Tensor) -> Result<Self> {
-        Ok(Self {
-            gate_up: Linear::new(backend, gate_up, None)?,
-            down: Linear::new(backend, std::slice::from_ref(down), None)?,
-        })
-    }
-
-    /// `[rows, hidden_size]` to the same.
-    fn forward(&self, backend: Backend, x: &Tensor) -> Result<Tensor> {
-        self.down.forward(&swiglu(backend, &self.gate_up.forward(x)?)?)
-    }
-}
-
 /// Experts, of which each row asks some.
 #[derive(Debug)]
 pub struct SparseExperts {
     backend: Backend,
     shape: MoeShape,
-    experts: Vec<Expert>,
+    experts: Vec<Mlp>,
 }
 
 impl SparseExperts {
     /// # Errors
     /// Another number of experts than the shape says, or one of another size.
-    pub fn new(backend: Backend, shape: MoeShape, experts: Vec<Expert>) -> Result<Self> {
+    pub fn new(backend: Backend, shape: MoeShape, experts: Vec<Mlp>) -> Result<Self> {
         shape.check(OP)?;
         if experts.len() != shape.experts {
             return Err(OP.value(format!(
@@ -129,7 +100,7 @@ impl SparseExperts {
             let to = unsafe { shared.part(range.start * hidden..range.end * hidden) };
             let run = || -> Result<()> {
                 let x = tensor(gathered, &[range.len(), hidden])?;
-                let y = self.experts[expert].forward(self.backend, &x)?;
+                let y = self.experts[expert].forward(&x)?;
                 to.copy_from_slice(OP.hold_f32("y", &y)?.f32()?);
                 Ok(())
             };
@@ -170,7 +141,7 @@ impl SparseExperts {
             let weights: Vec<f32> = pairs.iter().map(|pair| routes.weights[*pair]).collect();
             let rows = Tensor::new(rows, &Device::Cpu)?.to_device(x.device())?;
             let weights = Tensor::new(weights, x.device())?.unsqueeze(1)?;
-            let y = self.experts[expert].forward(self.backend, &x.index_select(&rows, 0)?)?;
+            let y = self.experts[expert].forward(&x.index_select(&rows, 0)?)?;
             sum = sum.index_add(&rows, &y.broadcast_mul(&weights)?, 0)?;
         }
         Ok(sum)
@@ -178,7 +149,7 @@ impl SparseExperts {
 
     /// Bytes held: the weights' own, and up to 15 rows of padding a matrix.
     pub fn bytes(&self) -> usize {
-        let bytes = |expert: &Expert| expert.gate_up.bytes() + expert.down.bytes();
+        let bytes = |expert: &Mlp| expert.gate_up.bytes() + expert.down.bytes();
         self.experts.iter().map(bytes).sum()
     }
 }

@@ -17,7 +17,7 @@ use crate::simd;
 use crate::tensors::{tensor, Op};
 use crate::{composed, Backend, Result};
 
-pub use experts::{Expert, SparseExperts};
+pub use experts::SparseExperts;
 pub use route::{route, Routes};
 
 /// Sizes of a mixture of experts.

@@ -4,7 +4,7 @@ use candle_core::{DType, Tensor};
 
 use crate::common::{in_pool, same, Numbers};
 use crate::simd::forced;
-use crate::{add_gated, route, Backend, Expert, MoeShape, SparseExperts};
+use crate::{add_gated, route, Backend, Mlp, MoeShape, SparseExperts};
 
 #[test]
 fn a_mixture_has_the_portable_bits() {
@@ -22,7 +22,7 @@ fn a_mixture_has_the_portable_bits() {
         let expert = |_| {
             let parts = [numbers.typed(&[2 * width, hidden_size], DType::BF16)];
             let down = numbers.typed(&[hidden_size, width], DType::BF16);
-            Expert::new(Backend::Cpu, &parts, &down).expect("an expert")
+            Mlp::new(Backend::Cpu, &parts, &down).expect("an expert")
         };
         let layer = (0..experts).map(expert).collect();
         let layer = SparseExperts::new(Backend::Cpu, shape, layer).expect("a layer");

@@ -1,6 +1,6 @@
 //! Mixtures of experts, in every spelling that exporters use.
 
-use recant_kernels::{Expert, MoeShape};
+use recant_kernels::{Mlp, MoeShape};
 
 use super::Assembly;
 use crate::{Error, Result, SparseMoe};
@@ -31,7 +31,7 @@ impl Assembly<'_> {
         .map_err(|e| Error::part(prefix, e))
     }
 
-    fn experts(&mut self, prefix: &str, shape: &MoeShape) -> Result<Vec<Expert>> {
+    fn experts(&mut self, prefix: &str, shape: &MoeShape) -> Result<Vec<Mlp>> {
         // Any expert shows the spelling, so that one that is missing is missed by its own name.
         let apart = APART.into_iter().find(|[gate, ..]| {
             (0..shape.experts).any(|e| self.has(&format!("{prefix}.experts.{e}.{gate}.weight")))
@@ -61,14 +61,14 @@ impl Assembly<'_> {
                 .collect::<Result<Vec<_>, _>>()
                 .map_err(recant_core::Error::from)?;
             let down = down.get(e).map_err(recant_core::Error::from)?;
-            Ok(Expert::new(self.options.backend, &gate_up, &down)?)
+            Ok(Mlp::new(self.options.backend, &gate_up, &down)?)
         };
         (0..count)
             .map(|e| expert(e).map_err(|error: recant_core::Error| Error::part(prefix, error)))
             .collect()
     }
 
-    fn experts_apart(&mut self, prefix: &str, shape: &MoeShape, names: [&str; 3]) -> Result<Vec<Expert>> {
+    fn experts_apart(&mut self, prefix: &str, shape: &MoeShape, names: [&str; 3]) -> Result<Vec<Mlp>> {
         let (hidden, width) = (shape.hidden_size, shape.width);
         let [gate, up, down] = names;
         (0..shape.experts)
@@ -78,7 +78,7 @@ impl Assembly<'_> {
                     |name, shape: [usize; 2]| self.take(&format!("{prefix}.{name}.weight"), &shape);
                 let gate_up = [take(gate, [width, hidden])?, take(up, [width, hidden])?];
                 let down = take(down, [hidden, width])?;
-                Expert::new(self.options.backend, &gate_up, &down).map_err(|e| Error::part(&prefix, e))
+                Mlp::new(self.options.backend, &gate_up, &down).map_err(|e| Error::part(&prefix, e))
             })
             .collect()
     }

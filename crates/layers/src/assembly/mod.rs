@@ -129,7 +129,7 @@ impl<'a> Assembly<'a> {
         let gate = self.take(&format!("{prefix}.gate_proj.weight"), &[width, hidden])?;
         let up = self.take(&format!("{prefix}.up_proj.weight"), &[width, hidden])?;
         let down = self.take(&format!("{prefix}.down_proj.weight"), &[hidden, width])?;
-        Mlp::new(self.options.backend, &gate, &up, &down).map_err(|e| Error::part(prefix, e))
+        Mlp::new(self.options.backend, &[gate, up], &down).map_err(|e| Error::part(prefix, e))
     }
 
     fn attention(&mut self, prefix: &str) -> Result<GatedAttention> {
