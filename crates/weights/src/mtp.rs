@@ -1,5 +1,7 @@
 //! The weights of a multi-token-prediction head, inside a checkpoint or in a folder of its own.
 
+use std::collections::BTreeSet;
+
 use crate::error::Result;
 use crate::folder::{Folder, TensorInfo};
 use crate::weights::{Inventory, Weights};
@@ -46,9 +48,10 @@ impl Folder {
         if head.is_empty() {
             return Ok(None);
         }
+        let names: BTreeSet<&str> = head.values().copied().collect();
         let tensors: Vec<&TensorInfo> = self
             .tensors()
-            .filter(|t| head.values().any(|name| **name == *t.name))
+            .filter(|t| names.contains(t.name.as_str()))
             .collect();
         format::check_mtp(self.path(), self.config(), &tensors)?;
         Ok(Some(MtpWeights {
