@@ -40,7 +40,7 @@ pub use loaded::{load, load_with, Loaded};
 pub use recant_core::{CacheOptions, Hidden};
 pub use recant_generate::{Depth, DraftVocabulary, Finish, Phases, Round, Token};
 pub use recant_layers::{Backend, LoadOptions};
-pub use recant_mtp::{Agreement, HeadCheck, MtpDrafter, MtpHead, Suspicion};
+pub use recant_mtp::{Agreement, HeadCheck, Suspicion};
 pub use session::{Event, Run, Session, SessionBuilder, Stats};
 pub use text::Text;
 pub use threads::Threads;

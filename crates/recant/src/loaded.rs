@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use recant_core::{Hidden, LanguageModel};
 use recant_layers::{Family, HybridModel, LoadOptions};
-use recant_mtp::{HeadCheck, MtpHead};
+use recant_mtp::HeadCheck;
 use recant_qwen3_5::Qwen35;
 use recant_qwen3_5_moe::Qwen35Moe;
 use recant_qwen3_next::Qwen3Next;
@@ -151,23 +151,6 @@ impl Loaded {
     /// What a user should know: contradictions that a rule settled, and tensors that were left alone.
     pub fn notes(&self) -> &[String] {
         &self.notes
-    }
-
-    /// The multi-token-prediction head of the checkpoint itself.
-    ///
-    /// # Errors
-    /// The checkpoint has none, or not a whole one.
-    pub fn mtp_head(&self) -> Result<MtpHead> {
-        self.mtp_head_from(&self.path)
-    }
-
-    /// A multi-token-prediction head for this model from another folder, such as one that holds a head alone.
-    ///
-    /// # Errors
-    /// The folder has no head, not a whole one, or that of another model.
-    pub fn mtp_head_from(&self, path: impl AsRef<Path>) -> Result<MtpHead> {
-        let folder = Folder::open(path)?;
-        Ok(MtpHead::load(self.family, &self.hybrid, &folder, &self.options)?)
     }
 
     /// Whether the checkpoint has tensors of a multi-token-prediction head.
