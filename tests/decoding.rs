@@ -795,3 +795,39 @@ fn threads_never_change_a_text() -> Result<()> {
     }
     Ok(())
 }
+
+/// A model from elsewhere that gives a row of logits too few.
+struct Short(Arc<dyn LanguageModel>);
+
+impl LanguageModel for Short {
+    fn spec(&self) -> &ModelSpec {
+        self.0.spec()
+    }
+
+    fn forward(&self, batch: &mut [recant::core::Segment<'_>]) -> recant::core::Result<recant::core::Output> {
+        let mut output = self.0.forward(batch)?;
+        for segment in &mut output.segments {
+            if let Some(logits) = &segment.logits {
+                let rows = logits.dims()[0];
+                segment.logits = Some(logits.narrow(0, 0, rows - usize::from(rows > 1))?);
+            }
+        }
+        Ok(output)
+    }
+}
+
+#[test]
+fn a_model_that_gives_too_few_rows_is_refused_and_nothing_is_changed() -> Result<()> {
+    let model = tiny(|_| {})?;
+    let text = plain_text(&model, &prompt(12), 20)?;
+    let short: Arc<dyn LanguageModel> = Arc::new(Short(model.clone()));
+    let mut decoder = decoder(&short)?.with_drafter(Told::new(vec![text[12..15].to_vec()]), 3)?;
+    decoder.prefill(&prompt(12), &mut |_, _| {})?;
+    let error = decoder
+        .round(3, 10, &[])
+        .err()
+        .ok_or("took too few rows")?
+        .to_string();
+    assert!(error.contains("rows of logits: expected 4, found 3"), "{error}");
+    in_step("after a refused output", &decoder)
+}

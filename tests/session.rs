@@ -443,3 +443,24 @@ fn a_head_that_auto_cannot_use_is_said_and_left_out() -> Result<()> {
     assert_eq!(text_of(session, PROMPTS[0])?.0, plain);
     Ok(())
 }
+
+#[test]
+fn windows_reach_the_caches_of_a_session_and_change_no_equality() -> Result<()> {
+    let (target, draft) = (load("demo-target")?, load("demo-draft")?);
+    let options = recant::CacheOptions {
+        window: Some(recant::core::Window { window: 16, sink: 2 }),
+        ..recant::CacheOptions::default()
+    };
+    let (plain, session) = text_of(target.session().cache_options(options).build()?, PROMPTS[2])?;
+    let kinds: Vec<&str> = session.caches().layers().map(|cache| cache.kind()).collect();
+    assert_eq!(
+        kinds.iter().filter(|kind| **kind == "rotating-kv").count(),
+        2,
+        "{kinds:?}"
+    );
+    let drafting = target.session().cache_options(options).draft(&draft).build()?;
+    let (text, session) = text_of(drafting, PROMPTS[2])?;
+    assert_eq!(text, plain);
+    assert!(session.stats().accepted > 0);
+    Ok(())
+}

@@ -81,6 +81,16 @@ impl SegmentOutput {
             .as_ref()
             .ok_or_else(|| Error::mismatch("a segment's output", "logits", "none: ask for rows"))
     }
+
+    /// The hidden rows that were asked for.
+    ///
+    /// # Errors
+    /// The model gave none.
+    pub fn hidden(&self) -> Result<&Tensor> {
+        self.hidden
+            .as_ref()
+            .ok_or_else(|| Error::mismatch("a segment's output", "hidden rows", "none: ask for them"))
+    }
 }
 
 /// What a call gives: one entry a segment, in order.
@@ -88,6 +98,23 @@ impl SegmentOutput {
 pub struct Output {
     /// The segments' outputs.
     pub segments: Vec<SegmentOutput>,
+}
+
+impl Output {
+    /// What a call of one segment gave it.
+    ///
+    /// # Errors
+    /// The model gave another number of outputs.
+    pub fn only(&self) -> Result<&SegmentOutput> {
+        match self.segments.as_slice() {
+            [segment] => Ok(segment),
+            segments => Err(Error::mismatch(
+                "outputs of a call of one segment",
+                1,
+                segments.len(),
+            )),
+        }
+    }
 }
 
 /// What is known of a model without running it.

@@ -215,8 +215,7 @@ impl Decoder {
             segment.hidden = hidden;
             let output = self.model.forward(&mut [segment])?;
             if let Some(drafter) = &mut self.drafter {
-                let hidden = output.segments.first().and_then(|s| s.hidden.as_ref());
-                drafter.prefill(chunk, hidden)?;
+                drafter.prefill(chunk, output.only()?.hidden.as_ref())?;
             }
             done += chunk.len();
             progress(done, total);
@@ -281,18 +280,19 @@ impl Decoder {
         let output = self.model.forward(&mut [segment])?;
         lap(&mut time.verify);
 
-        let Some(output) = output.segments.first() else {
-            return Err(recant_core::Error::mismatch("segments of a model's output", 1, 0).into());
-        };
+        let output = output.only()?;
         let chosen = choose(output.logits()?, self.vocab, held + 1)?;
+        if chosen.len() != block.len() {
+            return Err(recant_core::Error::mismatch("rows of logits", block.len(), chosen.len()).into());
+        }
         let proposed = &block[1..];
         let agreed = proposed.iter().zip(&chosen).take_while(|(a, b)| a == b).count();
         let generated = &chosen[..=agreed];
         let end = generated.iter().position(|id| eos.contains(id));
         let generated = &generated[..end.map_or(generated.len(), |at| at + 1)];
-        let rows: Option<Tensor> = match &output.hidden {
-            Some(rows) if hidden.is_some() => Some(rows.narrow(0, 0, generated.len())?),
-            _ => None,
+        let rows: Option<Tensor> = match hidden {
+            Some(_) => Some(output.hidden()?.narrow(0, 0, generated.len())?),
+            None => None,
         };
         lap(&mut time.sample);
 

@@ -94,10 +94,7 @@ impl ModelDrafter {
     fn next(&mut self, tokens: &[u32]) -> Result<u32> {
         let segment = Segment::new(tokens, &mut self.caches, Rows::Last);
         let output = self.head.model().forward(&mut [segment])?;
-        match output.segments.first() {
-            Some(segment) => self.head.choose(segment.logits()?, self.caches.len()),
-            None => Err(recant_core::Error::mismatch("segments of a model's output", 1, 0).into()),
-        }
+        self.head.choose(output.only()?.logits()?, self.caches.len())
     }
 
     fn chain(&mut self, k: usize) -> Result<Vec<u32>> {

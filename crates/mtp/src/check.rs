@@ -9,7 +9,7 @@ use recant_layers::{Family, HybridModel, LoadOptions};
 use recant_weights::Folder;
 
 use crate::head::Reading;
-use crate::{Error, MtpHead, Result};
+use crate::{MtpHead, Result};
 
 /// Agreement below this is that of a head that is read or fed wrongly, or belongs to another target. Heads that work agree on
 /// more than half of ordinary text.
@@ -185,14 +185,11 @@ impl<'a> Probe<'a> {
         let mut segment = Segment::new(text, &mut caches, Rows::All);
         segment.hidden = Some(hidden);
         let output = target.forward(&mut [segment])?;
-        let output = &output.segments[0];
-        let rows = output.hidden.as_ref().ok_or_else(|| -> Error {
-            recant_core::Error::mismatch("the target's output", "hidden rows", "none").into()
-        })?;
+        let output = output.only()?;
         Ok(Self {
             target,
             text,
-            hidden: rows.narrow(0, 0, text.len() - 1)?,
+            hidden: output.hidden()?.narrow(0, 0, text.len() - 1)?,
             chosen: choose(output.logits()?, target.spec().vocab_size, 1)?,
         })
     }
