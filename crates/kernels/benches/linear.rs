@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor};
 use criterion::{criterion_group, criterion_main, BenchmarkId, Criterion, Throughput};
-use recant_kernels::{Backend, Linear};
+use recant_kernels::{ActivationPrecision, Backend, GroupFormat, GroupWeights, Linear, Weight};
 
 const OUT: usize = 4096;
 const IN: usize = 8192;
@@ -32,6 +32,39 @@ fn sweep(data: &[u64]) -> Duration {
     start.elapsed()
 }
 
+/// A matrix in each type, and rounded to groups, multiplied in bytes and in full.
+fn kinds(weight: &Tensor) -> Vec<(String, Weight)> {
+    let mut kinds = Vec::new();
+    for dtype in [DType::BF16, DType::F16, DType::F32] {
+        kinds.push((
+            dtype.as_str().to_owned(),
+            weight.to_dtype(dtype).expect("a type").into(),
+        ));
+    }
+    for (name, bits, group, affine, scales) in [
+        ("int8 of 32", 8, 32, false, DType::F16),
+        ("int8 of 64 affine", 8, 64, true, DType::BF16),
+        ("int4 of 32", 4, 32, false, DType::F16),
+        ("int4 of 64 affine", 4, 64, true, DType::BF16),
+    ] {
+        let format = GroupFormat {
+            bits,
+            group,
+            affine,
+            scales,
+        };
+        let weights = GroupWeights::quantize(weight, format).expect("groups");
+        for (by, activations) in [
+            ("bytes", ActivationPrecision::Int8),
+            ("f32", ActivationPrecision::Full),
+        ] {
+            let weights = weights.clone().with_activations(activations);
+            kinds.push((format!("{name} by {by}"), weights.into()));
+        }
+    }
+    kinds
+}
+
 fn linear(c: &mut Criterion) {
     let pool = pool();
     let data = vec![1_u64; 32 << 20];
@@ -40,17 +73,16 @@ fn linear(c: &mut Criterion) {
         .unwrap_or_default();
     let memory = size_of_val(data.as_slice()) as f64 / best.as_secs_f64();
     println!("memory read, {THREADS} threads: {:.1} GB/s", memory / 1e9);
-    for dtype in [DType::BF16, DType::F16, DType::F32] {
-        let weight = Tensor::randn(0_f32, 0.02, (OUT, IN), &Device::Cpu).expect("a weight");
-        let weight = weight.to_dtype(dtype).expect("a type");
-        let linear = Linear::new(Backend::Cpu, &[weight], None).expect("a layer");
-        let mut group = c.benchmark_group(format!("linear {OUT} x {IN} {dtype:?}"));
+    let weight = Tensor::randn(0_f32, 0.02, (OUT, IN), &Device::Cpu).expect("a weight");
+    for (name, weight) in kinds(&weight) {
+        let linear = Linear::new(Backend::Cpu, [weight], None).expect("a layer");
+        let mut group = c.benchmark_group(format!("linear {OUT} x {IN} {name}"));
         group
             .sample_size(10)
             .warm_up_time(Duration::from_millis(300))
             .measurement_time(Duration::from_secs(1));
         let mut one = None;
-        for rows in [1, 2, 4, 5, 6, 8, 16, 128] {
+        for rows in [1, 2, 4, 5, 6, 8, 12, 16, 128] {
             let x = Tensor::randn(0_f32, 1.0, (rows, IN), &Device::Cpu).expect("rows");
             let mut best = Duration::MAX;
             group.throughput(Throughput::Bytes(linear.bytes() as u64));
@@ -73,7 +105,7 @@ fn linear(c: &mut Criterion) {
             let best = best.as_secs_f64();
             let one = *one.get_or_insert(best);
             println!(
-                "{dtype:?}, {rows} rows: best {:.2} ms, {:.2} times one row, {:.1} GB/s ({:.0} % of memory), {:.0} Gflop/s",
+                "{name}, {rows} rows: best {:.2} ms, {:.2} times one row, {:.1} GB/s ({:.0} % of memory), {:.0} Gflop/s",
                 best * 1e3,
                 best / one,
                 linear.bytes() as f64 / best / 1e9,

@@ -46,7 +46,7 @@ mod tensors;
 pub use attention::{attention, attention_inputs, AttentionInputs, AttentionSegment, AttentionShape};
 pub use error::{Error, Result};
 pub use gated_delta::{DeltaAdvance, DeltaOutput, DeltaSegment, GatedDelta, GatedDeltaShape};
-pub use linear::Linear;
+pub use linear::{ActivationPrecision, Candidate, GroupFormat, GroupWeights, Linear, Weight};
 pub use mlp::Mlp;
 pub use moe::{add_gated, route, MoeShape, Routes, SparseExperts};
 pub use rotary::{Rotary, RotaryTable};

@@ -2,7 +2,7 @@
 
 use candle_core::Tensor;
 
-use crate::{swiglu, Backend, Linear, Result};
+use crate::{swiglu, Backend, Linear, Result, Weight};
 
 /// `down(silu(gate(x)) * up(x))`, without biases, its weights packed as those of any [`Linear`].
 #[derive(Debug)]
@@ -21,11 +21,15 @@ impl Mlp {
     ///
     /// # Errors
     /// As [`Linear::new`] says.
-    pub fn new(backend: Backend, gate_up: &[Tensor], down: &Tensor) -> Result<Self> {
+    pub fn new<W: Into<Weight>>(
+        backend: Backend,
+        gate_up: impl IntoIterator<Item = W>,
+        down: impl Into<Weight>,
+    ) -> Result<Self> {
         Ok(Self {
             backend,
             gate_up: Linear::new(backend, gate_up, None)?,
-            down: Linear::new(backend, std::slice::from_ref(down), None)?,
+            down: Linear::new(backend, [down], None)?,
         })
     }
 

@@ -8,17 +8,21 @@ use crate::common::{same, Numbers};
 use crate::simd::{self, forced, Isa, Kernel, Simd, LANES};
 use crate::*;
 
-/// Runs `f` on the best set and on the portable one, and compares the bits of all tensors.
+/// Runs `f` on every set that the machine has, and compares the bits of all tensors with the portable set's.
 #[track_caller]
-fn same_on_both(what: &str, f: impl Fn() -> Vec<Tensor>) {
+fn same_on_all(what: &str, f: impl Fn() -> Vec<Tensor>) {
+    let sets = simd::available();
     assert!(
-        cfg!(not(target_arch = "x86_64")) || simd::isa() != Isa::Portable,
+        cfg!(not(target_arch = "x86_64")) || sets.len() > 1,
         "nothing to compare on this machine"
     );
-    let (best, portable) = (f(), forced::portable(&f));
-    assert_eq!(best.len(), portable.len());
-    for (i, (best, portable)) in best.iter().zip(&portable).enumerate() {
-        same(best, portable, &format!("{what}: tensor {i}"));
+    let portable = forced::with(Isa::Portable, &f);
+    for &isa in sets {
+        let own = forced::with(isa, &f);
+        assert_eq!(own.len(), portable.len());
+        for (i, (own, portable)) in own.iter().zip(&portable).enumerate() {
+            same(own, portable, &format!("{what}, {isa:?}: tensor {i}"));
+        }
     }
 }
 
@@ -31,7 +35,60 @@ fn linear_has_the_portable_bits() {
             let linear = Linear::new(Backend::Cpu, &[weight], None).expect("a layer");
             for rows in [1, 2, 3, 4, 5, 6, 7, 16, 17, 50] {
                 let x = numbers.tensor(&[rows, width]);
-                same_on_both(&format!("{rows} rows by {out} x {width} {dtype:?}"), || {
+                same_on_all(&format!("{rows} rows by {out} x {width} {dtype:?}"), || {
+                    vec![linear.forward(&x).expect("rows")]
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn grouped_linear_has_the_portable_bits() {
+    let mut numbers = Numbers(12);
+    for (bits, group, affine, scales) in [
+        (8, 32, false, DType::F16),
+        (8, 64, true, DType::BF16),
+        (4, 32, false, DType::F16),
+        (4, 64, true, DType::F32),
+    ] {
+        for (out, width) in [(1, 64), (33, 320), (70, 1024)] {
+            let weight = numbers.tensor(&[out, width]);
+            let format = GroupFormat {
+                bits,
+                group,
+                affine,
+                scales,
+            };
+            let weights = GroupWeights::quantize(&weight, format).expect("groups");
+            for activations in [ActivationPrecision::Int8, ActivationPrecision::Full] {
+                let weights = weights.clone().with_activations(activations);
+                let linear = Linear::new(Backend::Cpu, [weights], None).expect("a layer");
+                for rows in [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 50] {
+                    let x = numbers.tensor(&[rows, width]);
+                    let what = format!("{rows} rows by {out} x {width} {format:?} {activations:?}");
+                    same_on_all(&what, || vec![linear.forward(&x).expect("rows")]);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn bytes_at_their_ends_have_the_portable_bits() {
+    // All weights 255 or 0 and all activations 127 or -127: what overflows 16 bits if anything does.
+    for (bits, most) in [(8, 255_u8), (4, 0xff)] {
+        let quants: Vec<u8> = (0..64 * 64 * bits / 8)
+            .map(|i| if i % 3 == 0 { 0 } else { most })
+            .collect();
+        let quants = Tensor::from_vec(quants, (64, 64 * bits / 8), &candle_core::Device::Cpu).expect("bytes");
+        let scales = Tensor::ones((64, 2), DType::F32, &candle_core::Device::Cpu).expect("scales");
+        for zero in [0, 8] {
+            let weights = GroupWeights::new(bits, 32, zero, quants.clone(), scales.clone(), None);
+            let linear = Linear::new(Backend::Cpu, [weights.expect("groups")], None).expect("a layer");
+            for sign in [1.0_f32, -1.0] {
+                let x = Tensor::full(sign, (5, 64), &candle_core::Device::Cpu).expect("rows");
+                same_on_all(&format!("{bits} bits, zero {zero}, {sign}"), || {
                     vec![linear.forward(&x).expect("rows")]
                 });
             }
@@ -45,7 +102,7 @@ fn rows_have_the_portable_bits() {
     for width in 1..=70 {
         let x = numbers.tensor(&[3, 2 * width]);
         let weight = numbers.tensor(&[2 * width]);
-        same_on_both(&format!("width {width}"), || {
+        same_on_all(&format!("width {width}"), || {
             let normed = rms_norm(Backend::Cpu, &x, &weight, 1e-6).expect("normed");
             vec![normed, swiglu(Backend::Cpu, &x).expect("activated")]
         });
@@ -79,7 +136,7 @@ fn attention_has_the_portable_bits() {
             for (window, sink) in [(None, 0), (Some(13), 3)] {
                 let blocks = vec![block.clone()];
                 let view = KvView { blocks, window, sink };
-                same_on_both(
+                same_on_all(
                     &format!("{heads}/{kv_heads} heads of {head_dim}, {dtype:?}"),
                     || {
                         let inputs = attention_inputs(Backend::Cpu, &shape, &projected, &norm, &norm, &table);
@@ -138,7 +195,7 @@ fn gated_delta_has_the_portable_bits() {
             let advance = out.segments.into_iter().next().expect("one segment");
             ([vec![out.mixed], advance.arrays].concat(), advance.records)
         };
-        same_on_both(&format!("{shape:?}"), || {
+        same_on_all(&format!("{shape:?}"), || {
             let (first, records) = call(Vec::new(), Vec::new(), true);
             let slice = |rows| {
                 vec![RecordSlice {

@@ -119,12 +119,14 @@ impl Op {
     pub(crate) fn hold<'t>(self, operand: &'static str, tensor: &'t Tensor) -> Result<Held<'t>> {
         self.float(operand, tensor)?;
         self.readable(operand, tensor)?;
-        let (storage, layout) = tensor.storage_and_layout();
-        Ok(Held {
-            storage,
-            start: layout.start_offset(),
-            len: tensor.elem_count(),
-        })
+        Ok(held(tensor))
+    }
+
+    /// Holds the elements of a contiguous CPU tensor of bytes.
+    pub(crate) fn hold_bytes<'t>(self, operand: &'static str, tensor: &'t Tensor) -> Result<Held<'t>> {
+        self.dtype(operand, tensor, DType::U8)?;
+        self.readable(operand, tensor)?;
+        Ok(held(tensor))
     }
 
     /// Holds the elements of a contiguous f32 CPU tensor.
@@ -147,6 +149,15 @@ impl Op {
             self.readable(operand, &tensor.contiguous()?)?;
         }
         Ok(tensor.to_dtype(DType::F32)?.contiguous()?)
+    }
+}
+
+fn held(tensor: &Tensor) -> Held<'_> {
+    let (storage, layout) = tensor.storage_and_layout();
+    Held {
+        storage,
+        start: layout.start_offset(),
+        len: tensor.elem_count(),
     }
 }
 

@@ -318,8 +318,8 @@ fn gate_and_up_may_come_as_one_matrix_or_two() {
         &apart.forward(&x, &routes).expect("rows"),
         "two matrices",
     );
-    // Held in their own type: two tiles of 16 by 10, and one of 16 by 6, an expert.
-    assert_eq!(whole.bytes(), 2 * 2 * (16 * 10 + 16 * 6));
+    // Held in their own type: a tile of 32 by 10, and one of 32 by 6, an expert.
+    assert_eq!(whole.bytes(), 2 * 2 * (32 * 10 + 32 * 6));
 }
 
 #[test]

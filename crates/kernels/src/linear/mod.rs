@@ -1,23 +1,74 @@
 //! Linear layers.
 
+mod floats;
+mod format;
+mod groups;
 mod kernel;
-mod packed;
+mod lines;
+mod part;
+mod rows;
+mod sink;
 
 use candle_core::{DType, Tensor};
-use half::{bf16, f16};
 
+use crate::pool::{self, Shared};
 use crate::simd;
 use crate::tensors::{tensor, Held, Op};
 use crate::{Backend, Error, Result};
 
-use packed::{Element, Packed};
+pub use format::{ActivationPrecision, GroupFormat, GroupWeights};
+pub use sink::Candidate;
+
+use kernel::Task;
+use part::{Inputs, Part};
+use sink::Sink;
 
 const OP: Op = Op("linear");
+
+/// Tasks that each thread is to have, so that one which is held up leaves its share to others.
+const TASKS_A_THREAD: usize = 8;
+
+/// Most tiles of a task.
+const MOST_TILES: usize = 8;
+
+/// A weight matrix as a checkpoint has it.
+#[derive(Debug, Clone)]
+pub enum Weight {
+    /// `[out, in]`, f32, bf16 or f16.
+    Float(Tensor),
+    /// 8 or 4 bits in groups.
+    Groups(GroupWeights),
+}
+
+impl From<Tensor> for Weight {
+    fn from(tensor: Tensor) -> Self {
+        Self::Float(tensor)
+    }
+}
+
+impl From<&Tensor> for Weight {
+    fn from(tensor: &Tensor) -> Self {
+        Self::Float(tensor.clone())
+    }
+}
+
+impl From<GroupWeights> for Weight {
+    fn from(weights: GroupWeights) -> Self {
+        Self::Groups(weights)
+    }
+}
+
+impl From<&Self> for Weight {
+    fn from(weight: &Self) -> Self {
+        weight.clone()
+    }
+}
 
 /// One weight matrix, or several stacked by output row, and a bias if there is one.
 ///
 /// On [`Backend::Cpu`] the weights are held once, in their own type and in the kernel's order; a row of the result does
-/// not depend on the rows beside it. Up to 16 rows read the weights from memory once.
+/// not depend on the rows beside it. Up to 12 rows with AVX-512, and 6 with AVX2, read the weights once from memory and
+/// once from the first-level cache; more read them from the cache once for each so many.
 pub struct Linear {
     weights: Weights,
     bias: Option<Tensor>,
@@ -26,9 +77,7 @@ pub struct Linear {
 }
 
 enum Weights {
-    F32(Packed<f32>),
-    Bf16(Packed<bf16>),
-    F16(Packed<f16>),
+    Packed(Vec<Part>),
     /// `[out, in]`
     Plain(Tensor),
 }
@@ -38,7 +87,7 @@ impl std::fmt::Debug for Linear {
         f.debug_struct("Linear")
             .field("in_features", &self.in_features)
             .field("out_features", &self.out_features)
-            .field("dtype", &self.dtype())
+            .field("bytes", &self.bytes())
             .field("bias", &self.bias.is_some())
             .finish_non_exhaustive()
     }
@@ -48,22 +97,46 @@ impl Linear {
     /// Takes weights by copy.
     ///
     /// # Shapes
-    /// `parts`: each `[n_i, in]`, f32, bf16 or f16; they are stacked, so `out` is the sum of all `n_i`. Parts of
-    /// different types are all widened to f32. `bias`: `[out]`, any of these types, used as f32.
+    /// `parts`: each `[n_i, in]`, of any type; they are stacked, so `out` is the sum of all `n_i`. `bias`: `[out]`, f32,
+    /// bf16 or f16, used as f32. [`Backend::Composed`] holds 8- and 4-bit weights as f32.
     ///
     /// # Errors
     /// No parts, no elements, other shapes or types; for [`Backend::Cpu`] also another device, or a part that is not
     /// contiguous.
-    pub fn new(backend: Backend, parts: &[Tensor], bias: Option<&Tensor>) -> Result<Self> {
-        let first = parts.first().ok_or_else(|| OP.value("no weight was given"))?;
-        let in_features = match *first.dims() {
-            [_, in_features] if in_features > 0 => in_features,
+    pub fn new<W: Into<Weight>>(
+        backend: Backend,
+        parts: impl IntoIterator<Item = W>,
+        bias: Option<&Tensor>,
+    ) -> Result<Self> {
+        let parts: Vec<Weight> = parts.into_iter().map(Into::into).collect();
+        let first = match parts.first() {
+            Some(Weight::Float(weight)) => weight,
+            Some(Weight::Groups(weights)) => &weights.scales,
+            None => return Err(OP.value("no weight was given")),
+        };
+        let in_features = match (&parts[0], first.dims()) {
+            (Weight::Float(_), &[_, in_features]) if in_features > 0 => in_features,
+            (Weight::Groups(weights), _) => weights.in_features(),
             _ => return Err(OP.shape_error("weight", first, "[out, in] with in > 0".to_owned())),
         };
         let mut out_features = 0;
-        for part in parts {
-            out_features += OP.rows("weight", part, in_features)?;
-            OP.float("weight", part)?;
+        for part in &parts {
+            out_features += match part {
+                Weight::Float(weight) => {
+                    OP.float("weight", weight)?;
+                    if backend == Backend::Cpu {
+                        OP.readable("weight", weight)?;
+                    }
+                    OP.rows("weight", weight, in_features)?
+                }
+                Weight::Groups(weights) if weights.in_features() == in_features => weights.out_features(),
+                Weight::Groups(weights) => {
+                    return Err(OP.value(format!(
+                        "a part of {} input features beside one of {in_features}",
+                        weights.in_features()
+                    )))
+                }
+            };
         }
         if out_features == 0 {
             return Err(OP.shape_error("weight", first, "[out, in] with out > 0".to_owned()));
@@ -75,22 +148,9 @@ impl Linear {
             }
             None => None,
         };
-        let dtype = match first.dtype() {
-            dtype if parts.iter().all(|part| part.dtype() == dtype) => dtype,
-            _ => DType::F32,
-        };
-        let mut same = Vec::with_capacity(parts.len());
-        for part in parts {
-            if backend == Backend::Cpu {
-                OP.readable("weight", part)?;
-            }
-            same.push(part.to_dtype(dtype)?);
-        }
-        let weights = match (backend, dtype) {
-            (Backend::Composed, _) => Weights::Plain(Tensor::cat(&same, 0)?.contiguous()?),
-            (Backend::Cpu, DType::BF16) => Weights::Bf16(pack(&same, in_features)?),
-            (Backend::Cpu, DType::F16) => Weights::F16(pack(&same, in_features)?),
-            (Backend::Cpu, _) => Weights::F32(pack(&same, in_features)?),
+        let weights = match backend {
+            Backend::Cpu => Weights::Packed(Part::all(&parts, in_features)?),
+            Backend::Composed => Weights::Plain(plain(&parts)?),
         };
         Ok(Self {
             weights,
@@ -110,30 +170,100 @@ impl Linear {
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let rows = OP.rows("x", x, self.in_features)?;
         OP.dtype("x", x, DType::F32)?;
-        if let Weights::Plain(weight) = &self.weights {
-            let y = x.matmul(&weight.to_dtype(DType::F32)?.t()?)?;
-            return Ok(match &self.bias {
-                Some(bias) => y.broadcast_add(bias)?,
-                None => y,
-            });
+        let parts = match &self.weights {
+            Weights::Packed(parts) => parts,
+            Weights::Plain(weight) => {
+                let y = x.matmul(&weight.to_dtype(DType::F32)?.t()?)?;
+                return Ok(match &self.bias {
+                    Some(bias) => y.broadcast_add(bias)?,
+                    None => y,
+                });
+            }
+        };
+        let width = self.out_features;
+        let mut y: Vec<f32> = Vec::with_capacity(rows * width);
+        let sink = Sink::All {
+            y: Shared::new(&mut y.spare_capacity_mut()[..rows * width]),
+            width,
+        };
+        self.run(parts, x, &sink, self.tasks(parts, rows))?;
+        // SAFETY: the capacity is that large, and `run` gives the sink every output of every row.
+        unsafe { y.set_len(rows * width) };
+        tensor(y, &[rows, width])
+    }
+
+    /// For each row the `count` largest outputs among the first `among`, largest first, equal ones by ascending index: what
+    /// sorting a row of [`forward`](Self::forward) gives, without writing the row. NaN is none of them; so a row may have
+    /// fewer.
+    ///
+    /// # Shapes
+    /// `x`: `[rows, in]`, f32.
+    ///
+    /// # Errors
+    /// Another shape, type or device, or not contiguous.
+    pub fn largest(&self, x: &Tensor, count: usize, among: usize) -> Result<Vec<Vec<Candidate>>> {
+        let rows = OP.rows("x", x, self.in_features)?;
+        OP.dtype("x", x, DType::F32)?;
+        let count = count.min(among).min(self.out_features);
+        let Weights::Packed(parts) = &self.weights else {
+            let y = self.forward(x)?.to_vec2::<f32>()?;
+            return Ok(y.iter().map(|row| sink::largest(row, count, among)).collect());
+        };
+        let tasks = self.tasks(parts, rows);
+        let mut best = vec![Candidate::NONE; tasks.count * rows * count];
+        let sink = Sink::Largest {
+            best: Shared::new(&mut best),
+            rows,
+            count,
+            among,
+        };
+        self.run(parts, x, &sink, tasks)?;
+        Ok((0..rows)
+            .map(|row| sink::merge(&best, row, rows, count))
+            .collect())
+    }
+
+    fn tasks(&self, parts: &[Part], rows: usize) -> Tasks {
+        let tiles: usize = parts.iter().map(Part::tiles).sum();
+        let tiles_each = (tiles / (TASKS_A_THREAD * rayon::current_num_threads())).clamp(1, MOST_TILES);
+        Tasks {
+            tiles_each,
+            count: parts.iter().map(|part| part.tiles().div_ceil(tiles_each)).sum(),
+            work: rows * self.out_features * self.in_features,
         }
+    }
+
+    fn run(&self, parts: &[Part], x: &Tensor, sink: &Sink<'_>, tasks: Tasks) -> Result<()> {
+        let isa = simd::isa();
         let held = OP.hold("x", x)?;
+        let x = held.f32()?;
         let bias = self
             .bias
             .as_ref()
             .map(|bias| OP.hold_f32("bias", bias))
             .transpose()?;
         let bias = bias.as_ref().map(Held::f32).transpose()?;
-        let x = held.f32()?;
-        let mut y = vec![0.0; rows * self.out_features];
-        let isa = simd::isa();
-        match &self.weights {
-            Weights::F32(weight) => kernel::forward(isa, weight, bias, x, &mut y),
-            Weights::Bf16(weight) => kernel::forward(isa, weight, bias, x, &mut y),
-            Weights::F16(weight) => kernel::forward(isa, weight, bias, x, &mut y),
-            Weights::Plain(_) => {}
-        }
-        tensor(y, &[rows, self.out_features])
+        let inputs: Vec<Inputs> = parts.iter().map(|part| part.inputs(isa, x)).collect();
+        pool::for_each(tasks.count, tasks.work, &|task| {
+            let (mut first, mut left) = (0, task);
+            for (part, inputs) in parts.iter().zip(&inputs) {
+                let count = part.tiles().div_ceil(tasks.tiles_each);
+                if left < count {
+                    let start = left * tasks.tiles_each;
+                    let task = Task {
+                        tiles: start..part.tiles().min(start + tasks.tiles_each),
+                        number: task,
+                        first,
+                        bias,
+                        sink,
+                    };
+                    return part.run(isa, inputs, &task);
+                }
+                left -= count;
+                first += part.out_features();
+            }
+        });
+        Ok(())
     }
 
     /// Rows of the weight: an embedding that shares its matrix with the output layer.
@@ -144,24 +274,68 @@ impl Linear {
     /// # Errors
     /// An id that the weight has no row for.
     pub fn gather(&self, ids: &[u32]) -> Result<Tensor> {
-        let rows = self.out_features;
-        if let Some(&id) = ids.iter().find(|&&id| id as usize >= rows) {
-            return Err(Error::Id { id, rows });
-        }
-        if let Weights::Plain(weight) = &self.weights {
-            let ids = Tensor::new(ids, weight.device())?;
-            return Ok(weight.index_select(&ids, 0)?.to_dtype(DType::F32)?);
-        }
+        self.check_ids(ids)?;
+        let parts = match &self.weights {
+            Weights::Packed(parts) => parts,
+            Weights::Plain(weight) => {
+                let ids = Tensor::new(ids, weight.device())?;
+                return Ok(weight.index_select(&ids, 0)?.to_dtype(DType::F32)?);
+            }
+        };
         let mut to = vec![0.0; ids.len() * self.in_features];
         for (&id, to) in ids.iter().zip(to.chunks_exact_mut(self.in_features)) {
-            match &self.weights {
-                Weights::F32(weight) => weight.row(id as usize, to),
-                Weights::Bf16(weight) => weight.row(id as usize, to),
-                Weights::F16(weight) => weight.row(id as usize, to),
-                Weights::Plain(_) => {}
+            let mut row = id as usize;
+            for part in parts {
+                if row < part.out_features() {
+                    part.row(row, to);
+                    break;
+                }
+                row -= part.out_features();
             }
         }
         tensor(to, &[ids.len(), self.in_features])
+    }
+
+    /// A layer of some of the outputs, in the given order, each with the bits that it has in this one.
+    ///
+    /// # Errors
+    /// No ids, an id that the weight has no row for, or a layer of several parts.
+    pub fn select(&self, ids: &[u32]) -> Result<Self> {
+        self.check_ids(ids)?;
+        if ids.is_empty() {
+            return Err(OP.value("no output was chosen"));
+        }
+        let weights = match &self.weights {
+            Weights::Packed(parts) => match parts.as_slice() {
+                [part] => Weights::Packed(vec![part.select(ids)]),
+                parts => {
+                    return Err(OP.value(format!("outputs chosen from {} parts; expected one", parts.len())))
+                }
+            },
+            Weights::Plain(weight) => {
+                let ids = Tensor::new(ids, weight.device())?;
+                Weights::Plain(weight.index_select(&ids, 0)?)
+            }
+        };
+        let bias = self
+            .bias
+            .as_ref()
+            .map(|bias| bias.index_select(&Tensor::new(ids, bias.device())?, 0))
+            .transpose()?;
+        Ok(Self {
+            weights,
+            bias,
+            in_features: self.in_features,
+            out_features: ids.len(),
+        })
+    }
+
+    fn check_ids(&self, ids: &[u32]) -> Result<()> {
+        let rows = self.out_features;
+        match ids.iter().find(|&&id| id as usize >= rows) {
+            Some(&id) => Err(Error::Id { id, rows }),
+            None => Ok(()),
+        }
     }
 
     /// Columns of the weight.
@@ -174,22 +348,10 @@ impl Linear {
         self.out_features
     }
 
-    /// Type that the weight is held in.
-    pub fn dtype(&self) -> DType {
-        match &self.weights {
-            Weights::F32(_) => DType::F32,
-            Weights::Bf16(_) => DType::BF16,
-            Weights::F16(_) => DType::F16,
-            Weights::Plain(weight) => weight.dtype(),
-        }
-    }
-
-    /// Bytes held: the weight's own, up to 15 rows of padding, and the bias.
+    /// Bytes held: the weight's own, up to 31 rows of padding a part, and the bias.
     pub fn bytes(&self) -> usize {
         let weights = match &self.weights {
-            Weights::F32(weight) => weight.bytes(),
-            Weights::Bf16(weight) => weight.bytes(),
-            Weights::F16(weight) => weight.bytes(),
+            Weights::Packed(parts) => parts.iter().map(Part::bytes).sum(),
             Weights::Plain(weight) => weight.elem_count() * weight.dtype().size_in_bytes(),
         };
         weights
@@ -200,11 +362,30 @@ impl Linear {
     }
 }
 
-fn pack<T: Element>(parts: &[Tensor], in_features: usize) -> Result<Packed<T>> {
-    let held = parts
+/// How a call is cut up.
+#[derive(Clone, Copy)]
+struct Tasks {
+    tiles_each: usize,
+    count: usize,
+    work: usize,
+}
+
+/// All parts as one matrix of candle's: of their own type if they share one, else in f32.
+fn plain(parts: &[Weight]) -> Result<Tensor> {
+    let tensors = parts
         .iter()
-        .map(|part| OP.hold("weight", part))
+        .map(|part| match part {
+            Weight::Float(weight) => Ok(weight.clone()),
+            Weight::Groups(weights) => weights.dequantize(),
+        })
         .collect::<Result<Vec<_>>>()?;
-    let slices = held.iter().map(Held::slice::<T>).collect::<Result<Vec<_>>>()?;
-    Ok(Packed::new(&slices, in_features))
+    let dtype = tensors[0].dtype();
+    if tensors.iter().all(|tensor| tensor.dtype() == dtype) {
+        return Ok(Tensor::cat(&tensors, 0)?.contiguous()?);
+    }
+    let wide = tensors
+        .iter()
+        .map(|tensor| tensor.to_dtype(DType::F32))
+        .collect::<candle_core::Result<Vec<_>>>()?;
+    Ok(Tensor::cat(&wide, 0)?.contiguous()?)
 }

@@ -3,7 +3,7 @@
 use candle_core::{DType, Tensor};
 
 use crate::common::{in_pool, same, Numbers};
-use crate::simd::forced;
+use crate::simd::{forced, Isa};
 use crate::{add_gated, route, Backend, Mlp, MoeShape, SparseExperts};
 
 #[test]
@@ -37,7 +37,7 @@ fn a_mixture_has_the_portable_bits() {
             [weights, y, sum]
         };
         // On one thread, since what is forced is forced on the thread that asks.
-        let portable = in_pool(1, || forced::portable(run));
+        let portable = in_pool(1, || forced::with(Isa::Portable, run));
         for (best, portable) in run().iter().zip(&portable) {
             same(best, portable, &format!("{shape:?}"));
         }

@@ -4,7 +4,8 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::{Kernel, Simd, LANES};
+use super::x86::{eight_lanes, op};
+use super::{Kernel, Line, Simd, LANES, WIDE};
 
 /// Proof that the machine has the instructions.
 #[derive(Clone, Copy)]
@@ -31,110 +32,169 @@ pub(super) fn run<K: Kernel>(kernel: K) {
     }
 }
 
-/// A call of intrinsics on the strength of `self`.
-macro_rules! op {
-    ($e:expr) => {
-        // SAFETY: a value of `Avx2` exists only where the instructions do, and a pointer comes from a reference to an
-        // array of the size that is read or written; unaligned forms are used.
-        unsafe { $e }
-    };
+/// Both halves of a line.
+#[inline(always)]
+fn halves(line: &Line) -> [__m256i; 2] {
+    let at: *const __m256i = std::ptr::from_ref(line).cast();
+    op!([_mm256_loadu_si256(at), _mm256_loadu_si256(at.add(1))])
 }
 
 impl Simd for Avx2 {
-    type F = __m256;
+    eight_lanes!();
+
+    type W = [__m256; 2];
+
+    /// Two vectors a row, two of weights and a broadcast are fifteen of sixteen registers.
+    const ROWS: usize = 6;
+
+    const BOTH: usize = 3;
+
+    /// `maddubs` adds pairs of products in 16 bits, which 255 * 127 * 2 overflows and 128 * 127 * 2 does not.
+    const BYTE_OFFSET: i32 = 128;
 
     #[inline(always)]
-    fn splat(self, x: f32) -> __m256 {
-        op!(_mm256_set1_ps(x))
+    fn wide_splat(self, x: f32) -> Self::W {
+        [self.splat(x); 2]
     }
 
     #[inline(always)]
-    fn load(self, from: &[f32; LANES]) -> __m256 {
-        op!(_mm256_loadu_ps(from.as_ptr()))
+    fn wide_load(self, from: &[f32; WIDE]) -> Self::W {
+        op!([
+            _mm256_loadu_ps(from.as_ptr()),
+            _mm256_loadu_ps(from.as_ptr().add(LANES))
+        ])
     }
 
     #[inline(always)]
-    fn store(self, x: __m256, to: &mut [f32; LANES]) {
-        op!(_mm256_storeu_ps(to.as_mut_ptr(), x))
-    }
-
-    #[inline(always)]
-    fn add(self, a: __m256, b: __m256) -> __m256 {
-        op!(_mm256_add_ps(a, b))
-    }
-
-    #[inline(always)]
-    fn sub(self, a: __m256, b: __m256) -> __m256 {
-        op!(_mm256_sub_ps(a, b))
-    }
-
-    #[inline(always)]
-    fn mul(self, a: __m256, b: __m256) -> __m256 {
-        op!(_mm256_mul_ps(a, b))
-    }
-
-    #[inline(always)]
-    fn div(self, a: __m256, b: __m256) -> __m256 {
-        op!(_mm256_div_ps(a, b))
-    }
-
-    #[inline(always)]
-    fn fma(self, a: __m256, b: __m256, c: __m256) -> __m256 {
-        op!(_mm256_fmadd_ps(a, b, c))
-    }
-
-    #[inline(always)]
-    fn max(self, a: __m256, b: __m256) -> __m256 {
-        op!(_mm256_max_ps(a, b))
-    }
-
-    #[inline(always)]
-    fn min(self, a: __m256, b: __m256) -> __m256 {
-        op!(_mm256_min_ps(a, b))
-    }
-
-    #[inline(always)]
-    fn sum(self, x: __m256) -> f32 {
+    fn wide_store(self, x: Self::W, to: &mut [f32; WIDE]) {
         op!({
-            let four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
-            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-            _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+            _mm256_storeu_ps(to.as_mut_ptr(), x[0]);
+            _mm256_storeu_ps(to.as_mut_ptr().add(LANES), x[1]);
+        });
+    }
+
+    #[inline(always)]
+    fn wide_add(self, a: Self::W, b: Self::W) -> Self::W {
+        [self.add(a[0], b[0]), self.add(a[1], b[1])]
+    }
+
+    #[inline(always)]
+    fn wide_sub(self, a: Self::W, b: Self::W) -> Self::W {
+        [self.sub(a[0], b[0]), self.sub(a[1], b[1])]
+    }
+
+    #[inline(always)]
+    fn wide_mul(self, a: Self::W, b: Self::W) -> Self::W {
+        [self.mul(a[0], b[0]), self.mul(a[1], b[1])]
+    }
+
+    #[inline(always)]
+    fn wide_fma(self, a: Self::W, b: Self::W, c: Self::W) -> Self::W {
+        [self.fma(a[0], b[0], c[0]), self.fma(a[1], b[1], c[1])]
+    }
+
+    #[inline(always)]
+    fn wide_f16(self, from: &[f16; WIDE]) -> Self::W {
+        let (halves, _) = from.as_chunks();
+        [self.f16(&halves[0]), self.f16(&halves[1])]
+    }
+
+    #[inline(always)]
+    fn wide_bf16(self, from: &[bf16; WIDE]) -> Self::W {
+        let (halves, _) = from.as_chunks();
+        [self.bf16(&halves[0]), self.bf16(&halves[1])]
+    }
+
+    #[inline(always)]
+    fn bf16_pairs(self, line: &Line) -> [Self::W; 2] {
+        let halves = halves(line);
+        op!([
+            halves.map(|x| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(x))),
+            halves
+                .map(|x| _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(0xffff_0000_u32 as i32)))),
+        ])
+    }
+
+    #[inline(always)]
+    fn bits(self, line: &Line, shift: i32, mask: i32) -> Self::W {
+        halves(line).map(|x| {
+            op!(_mm256_cvtepi32_ps(_mm256_and_si256(
+                _mm256_srlv_epi32(x, _mm256_set1_epi32(shift)),
+                _mm256_set1_epi32(mask)
+            )))
         })
     }
 
     #[inline(always)]
-    fn pow2(self, n: __m256) -> __m256 {
+    fn dot_bytes<const R: usize>(
+        self,
+        lines: [&Line; 8],
+        x: &[[i32; R]; 8],
+        from: &[i32; R],
+    ) -> [Self::W; R] {
+        let mut out = [[self.splat(0.0); 2]; R];
+        for half in 0..2 {
+            let mut sums = from.map(|x| op!(_mm256_set1_epi32(x)));
+            for (line, x) in lines.into_iter().zip(x) {
+                op!({
+                    let w = _mm256_xor_si256(halves(line)[half], _mm256_set1_epi8(-128));
+                    let size = _mm256_abs_epi8(w);
+                    for (sum, x) in sums.iter_mut().zip(x) {
+                        let signed = _mm256_sign_epi8(_mm256_set1_epi32(*x), w);
+                        let pairs = _mm256_maddubs_epi16(size, signed);
+                        let fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+                        *sum = _mm256_add_epi32(*sum, fours);
+                    }
+                });
+            }
+            for (out, sum) in out.iter_mut().zip(sums) {
+                out[half] = op!(_mm256_cvtepi32_ps(sum));
+            }
+        }
+        out
+    }
+
+    #[inline(always)]
+    fn dot_nibbles<const R: usize>(
+        self,
+        lines: [&Line; 4],
+        x: &[[i32; R]; 8],
+        from: &[i32; R],
+    ) -> [Self::W; R] {
+        let mut out = [[self.splat(0.0); 2]; R];
+        for half in 0..2 {
+            // Eight pairs of products of at most 15 * 127 fit in 16 bits.
+            let mut pairs = [op!(_mm256_setzero_si256()); R];
+            for (line, x) in lines.into_iter().zip(x.as_chunks::<2>().0) {
+                op!({
+                    let both = halves(line)[half];
+                    let low = _mm256_and_si256(both, _mm256_set1_epi8(15));
+                    let high = _mm256_and_si256(_mm256_srli_epi16::<4>(both), _mm256_set1_epi8(15));
+                    for (r, sum) in pairs.iter_mut().enumerate() {
+                        let low = _mm256_maddubs_epi16(low, _mm256_set1_epi32(x[0][r]));
+                        let high = _mm256_maddubs_epi16(high, _mm256_set1_epi32(x[1][r]));
+                        *sum = _mm256_add_epi16(*sum, _mm256_add_epi16(low, high));
+                    }
+                });
+            }
+            for ((out, pairs), from) in out.iter_mut().zip(pairs).zip(from) {
+                out[half] = op!({
+                    let fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+                    _mm256_cvtepi32_ps(_mm256_add_epi32(fours, _mm256_set1_epi32(*from)))
+                });
+            }
+        }
+        out
+    }
+
+    #[inline(always)]
+    fn round(self, x: Self::W) -> [i32; WIDE] {
+        let mut to = [0; WIDE];
         op!({
-            let biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
-            _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
-        })
-    }
-
-    #[inline(always)]
-    fn bf16(self, from: &[bf16; LANES]) -> __m256 {
-        op!({
-            let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.as_ptr().cast()));
-            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
-        })
-    }
-
-    #[inline(always)]
-    fn f16(self, from: &[f16; LANES]) -> __m256 {
-        op!(_mm256_cvtph_ps(_mm_loadu_si128(from.as_ptr().cast())))
-    }
-
-    #[inline(always)]
-    fn bf16_by_parity(self, from: &[bf16; 2 * LANES]) -> [__m256; 2] {
-        op!({
-            let both = _mm256_loadu_si256(from.as_ptr().cast());
-            let even = _mm256_slli_epi32::<16>(both);
-            let odd = _mm256_and_si256(both, _mm256_set1_epi32(0xffff_0000_u32 as i32));
-            [_mm256_castsi256_ps(even), _mm256_castsi256_ps(odd)]
-        })
-    }
-
-    #[inline(always)]
-    fn prefetch<T>(self, at: *const T) {
-        op!(_mm_prefetch::<_MM_HINT_T0>(at.cast()))
+            let at: *mut __m256i = to.as_mut_ptr().cast();
+            _mm256_storeu_si256(at, _mm256_cvtps_epi32(x[0]));
+            _mm256_storeu_si256(at.add(1), _mm256_cvtps_epi32(x[1]));
+        });
+        to
     }
 }

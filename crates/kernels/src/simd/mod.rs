@@ -1,17 +1,29 @@
-//! Eight f32 lanes behind one private interface, one file per instruction set.
+//! Eight f32 lanes, and sixteen for linear layers, behind one private interface, one file per instruction set.
 //!
 //! `portable` is always built and is the oracle: every other set gives the same bits, since each operation here is one
 //! correctly rounded IEEE operation (or exact), and a fused multiply-add is fused everywhere.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod line;
 mod math;
 mod portable;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+use std::sync::OnceLock;
 
 use half::{bf16, f16};
 
+pub(crate) use line::{Line, Plain};
+
 /// Lanes of a vector.
 pub(crate) const LANES: usize = 8;
+
+/// Lanes of a wide vector: a strip of a linear layer's outputs.
+pub(crate) const WIDE: usize = 2 * LANES;
 
 /// An instruction set. A value exists only where its instructions do.
 pub(crate) trait Simd: Copy {
@@ -37,8 +49,48 @@ pub(crate) trait Simd: Copy {
     fn pow2(self, n: Self::F) -> Self::F;
     fn bf16(self, from: &[bf16; LANES]) -> Self::F;
     fn f16(self, from: &[f16; LANES]) -> Self::F;
-    /// The elements at even places, and those at odd places: cheaper than two halves.
-    fn bf16_by_parity(self, from: &[bf16; 2 * LANES]) -> [Self::F; 2];
+
+    /// Sixteen f32.
+    type W: Copy;
+
+    /// Rows of which a linear kernel keeps one strip's sums in registers.
+    const ROWS: usize;
+
+    /// Rows of which it keeps two strips' sums there.
+    const BOTH: usize;
+
+    /// What [`dot_bytes`](Self::dot_bytes) takes from every weight first.
+    const BYTE_OFFSET: i32;
+
+    fn wide_splat(self, x: f32) -> Self::W;
+    fn wide_load(self, from: &[f32; WIDE]) -> Self::W;
+    fn wide_store(self, x: Self::W, to: &mut [f32; WIDE]);
+    fn wide_add(self, a: Self::W, b: Self::W) -> Self::W;
+    fn wide_sub(self, a: Self::W, b: Self::W) -> Self::W;
+    fn wide_mul(self, a: Self::W, b: Self::W) -> Self::W;
+    /// `a * b + c`, rounded once.
+    fn wide_fma(self, a: Self::W, b: Self::W, c: Self::W) -> Self::W;
+    fn wide_f16(self, from: &[f16; WIDE]) -> Self::W;
+    fn wide_bf16(self, from: &[bf16; WIDE]) -> Self::W;
+    /// Of sixteen pairs of bf16 the first ones, and the second ones: cheaper than two runs of sixteen.
+    fn bf16_pairs(self, line: &Line) -> [Self::W; 2];
+    /// `(u32 >> shift) & mask` of sixteen little-endian u32. The result is below 2^24.
+    fn bits(self, line: &Line, shift: i32, mask: i32) -> Self::W;
+    /// For each of `R` rows `from[r]` plus the sum of 32 products, of unsigned bytes less [`BYTE_OFFSET`](Self::BYTE_OFFSET)
+    /// with the signed bytes in `x[..][r]`, none of which is -128. Lane `o` has the bytes `4 o ..` of each line, and they
+    /// meet the bytes of one `x` in memory order. Exact.
+    fn dot_bytes<const R: usize>(self, lines: [&Line; 8], x: &[[i32; R]; 8], from: &[i32; R])
+        -> [Self::W; R];
+    /// As [`dot_bytes`](Self::dot_bytes), of half bytes, nothing taken from them: a line's low halves meet one `x`, its
+    /// high halves the next.
+    fn dot_nibbles<const R: usize>(
+        self,
+        lines: [&Line; 4],
+        x: &[[i32; R]; 8],
+        from: &[i32; R],
+    ) -> [Self::W; R];
+    /// Nearest whole numbers, ties to even; anything for what does not fit.
+    fn round(self, x: Self::W) -> [i32; WIDE];
 
     /// Asks for the cache line at an address, which need not be a valid one. Only a hint.
     #[inline(always)]
@@ -93,8 +145,34 @@ pub(crate) trait Kernel {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Isa {
     #[cfg(target_arch = "x86_64")]
+    Avx512,
+    #[cfg(target_arch = "x86_64")]
     Avx2,
     Portable,
+}
+
+impl Isa {
+    /// [`Simd::ROWS`] of the set.
+    pub(crate) fn rows(self) -> usize {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => avx512::Avx512::ROWS,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => avx2::Avx2::ROWS,
+            Self::Portable => portable::Portable::ROWS,
+        }
+    }
+
+    /// [`Simd::BYTE_OFFSET`] of the set.
+    pub(crate) fn byte_offset(self) -> i32 {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => avx512::Avx512::BYTE_OFFSET,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => avx2::Avx2::BYTE_OFFSET,
+            Self::Portable => portable::Portable::BYTE_OFFSET,
+        }
+    }
 }
 
 /// The best set that this machine has. Ask once an operation, on the calling thread.
@@ -103,17 +181,30 @@ pub(crate) fn isa() -> Isa {
     if let Some(isa) = forced::get() {
         return isa;
     }
-    #[cfg(target_arch = "x86_64")]
-    if avx2::Avx2::new().is_some() {
-        return Isa::Avx2;
-    }
-    Isa::Portable
+    available()[0]
+}
+
+/// The sets that this machine has, best first; the portable one is the last.
+pub(crate) fn available() -> &'static [Isa] {
+    static AVAILABLE: OnceLock<Vec<Isa>> = OnceLock::new();
+    AVAILABLE.get_or_init(|| {
+        let mut sets = Vec::new();
+        #[cfg(target_arch = "x86_64")]
+        {
+            sets.extend(avx512::Avx512::new().map(|_| Isa::Avx512));
+            sets.extend(avx2::Avx2::new().map(|_| Isa::Avx2));
+        }
+        sets.push(Isa::Portable);
+        sets
+    })
 }
 
 /// Runs a kernel with the instructions of `isa`.
 #[inline]
 pub(crate) fn run<K: Kernel>(isa: Isa, kernel: K) {
     match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => avx512::run(kernel),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => avx2::run(kernel),
         Isa::Portable => kernel.run(portable::Portable),
@@ -122,7 +213,7 @@ pub(crate) fn run<K: Kernel>(isa: Isa, kernel: K) {
 
 pub(crate) use math::{exp, sigmoid, silu, sum_of_squares};
 
-/// Lets tests run a whole operation on the portable set.
+/// Lets tests run a whole operation on a set of their choice.
 #[cfg(test)]
 pub(crate) mod forced {
     use super::Isa;
@@ -134,8 +225,8 @@ pub(crate) mod forced {
         FORCED.get()
     }
 
-    pub(crate) fn portable<T>(f: impl FnOnce() -> T) -> T {
-        FORCED.set(Some(Isa::Portable));
+    pub(crate) fn with<T>(isa: Isa, f: impl FnOnce() -> T) -> T {
+        FORCED.set(Some(isa));
         let out = f();
         FORCED.set(None);
         out

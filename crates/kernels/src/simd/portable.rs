@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::{Simd, LANES};
+use super::{Line, Simd, LANES, WIDE};
 
 #[derive(Clone, Copy)]
 pub(crate) struct Portable;
@@ -80,8 +80,117 @@ impl Simd for Portable {
         from.map(f16::to_f32)
     }
 
+    type W = [f32; WIDE];
+
+    const ROWS: usize = 4;
+
+    const BOTH: usize = 4;
+
+    const BYTE_OFFSET: i32 = 0;
+
     #[inline(always)]
-    fn bf16_by_parity(self, from: &[bf16; 2 * LANES]) -> [Self::F; 2] {
-        [0, 1].map(|odd| std::array::from_fn(|i| from[2 * i + odd].to_f32()))
+    fn wide_splat(self, x: f32) -> Self::W {
+        [x; WIDE]
+    }
+
+    #[inline(always)]
+    fn wide_load(self, from: &[f32; WIDE]) -> Self::W {
+        *from
+    }
+
+    #[inline(always)]
+    fn wide_store(self, x: Self::W, to: &mut [f32; WIDE]) {
+        *to = x;
+    }
+
+    #[inline(always)]
+    fn wide_add(self, a: Self::W, b: Self::W) -> Self::W {
+        std::array::from_fn(|i| a[i] + b[i])
+    }
+
+    #[inline(always)]
+    fn wide_sub(self, a: Self::W, b: Self::W) -> Self::W {
+        std::array::from_fn(|i| a[i] - b[i])
+    }
+
+    #[inline(always)]
+    fn wide_mul(self, a: Self::W, b: Self::W) -> Self::W {
+        std::array::from_fn(|i| a[i] * b[i])
+    }
+
+    #[inline(always)]
+    fn wide_fma(self, a: Self::W, b: Self::W, c: Self::W) -> Self::W {
+        std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
+    }
+
+    #[inline(always)]
+    fn wide_f16(self, from: &[f16; WIDE]) -> Self::W {
+        from.map(f16::to_f32)
+    }
+
+    #[inline(always)]
+    fn wide_bf16(self, from: &[bf16; WIDE]) -> Self::W {
+        from.map(bf16::to_f32)
+    }
+
+    #[inline(always)]
+    fn bf16_pairs(self, line: &Line) -> [Self::W; 2] {
+        let pairs: &[bf16; 2 * WIDE] = line.view();
+        [0, 1].map(|j| std::array::from_fn(|lane| pairs[2 * lane + j].to_f32()))
+    }
+
+    #[inline(always)]
+    fn bits(self, line: &Line, shift: i32, mask: i32) -> Self::W {
+        let lanes: &[[u8; 4]; WIDE] = line.view();
+        lanes.map(|x| ((u32::from_le_bytes(x) >> shift) as i32 & mask) as f32)
+    }
+
+    #[inline(always)]
+    fn dot_bytes<const R: usize>(
+        self,
+        lines: [&Line; 8],
+        x: &[[i32; R]; 8],
+        from: &[i32; R],
+    ) -> [Self::W; R] {
+        std::array::from_fn(|r| {
+            let mut sums = [from[r]; WIDE];
+            for (line, x) in lines.into_iter().zip(x) {
+                dot(&mut sums, line.view(), x[r]);
+            }
+            sums.map(|sum| sum as f32)
+        })
+    }
+
+    #[inline(always)]
+    fn dot_nibbles<const R: usize>(
+        self,
+        lines: [&Line; 4],
+        x: &[[i32; R]; 8],
+        from: &[i32; R],
+    ) -> [Self::W; R] {
+        std::array::from_fn(|r| {
+            let mut sums = [from[r]; WIDE];
+            for (line, x) in lines.into_iter().zip(x.as_chunks::<2>().0) {
+                let both: &[[u8; 4]; WIDE] = line.view();
+                dot(&mut sums, &both.map(|x| x.map(|x| x & 15)), x[0][r]);
+                dot(&mut sums, &both.map(|x| x.map(|x| x >> 4)), x[1][r]);
+            }
+            sums.map(|sum| sum as f32)
+        })
+    }
+
+    #[inline(always)]
+    fn round(self, x: Self::W) -> [i32; WIDE] {
+        x.map(|x| x.round_ties_even() as i32)
+    }
+}
+
+/// Adds to each lane the products of four unsigned weights with the four signed bytes of `x`.
+fn dot(sums: &mut [i32; WIDE], weights: &[[u8; 4]; WIDE], x: i32) {
+    let x = x.to_ne_bytes().map(|x| i32::from(x as i8));
+    for (sum, weights) in sums.iter_mut().zip(weights) {
+        for (weight, x) in weights.iter().zip(x) {
+            *sum += i32::from(*weight) * x;
+        }
     }
 }

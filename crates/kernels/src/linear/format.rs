@@ -1,0 +1,344 @@
+//! Weights of 8 and 4 bits as checkpoints store them.
+
+use candle_core::{DType, Device, Tensor};
+use half::{bf16, f16};
+
+use crate::tensors::{Held, Op};
+use crate::Result;
+
+use super::rows::CHUNK;
+
+const OP: Op = Op("group weights");
+
+/// How weights are rounded by [`GroupWeights::quantize`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GroupFormat {
+    /// Bits of a weight: 8 or 4.
+    pub bits: usize,
+    /// Input features that share a scale: a multiple of 32.
+    pub group: usize,
+    /// Whether a group has a bias beside its scale. Without, zero is exact and a group's range is symmetric.
+    pub affine: bool,
+    /// Type of scales and biases: f32, f16 or bf16.
+    pub scales: DType,
+}
+
+/// What activations are rounded to where they meet [`GroupWeights`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ActivationPrecision {
+    /// To signed bytes, 32 of a row with a scale of their own: products are whole numbers, which is several times as fast.
+    #[default]
+    Int8,
+    /// Not at all: f32.
+    Full,
+}
+
+/// A weight matrix of 8- or 4-bit numbers: `weight = scale * (q - zero) + bias`, scale and bias of a group of input features.
+///
+/// It holds without loss what MLX calls affine of 8 and 4 bits (`zero` 0, with biases), and GGUF's Q8_0 (`zero` 128, its signed
+/// bytes plus 128), Q4_0 (`zero` 8) and Q4_1 (`zero` 0, its minima as biases), once the order of the bits is the one below.
+#[derive(Debug, Clone)]
+pub struct GroupWeights {
+    pub(super) bits: usize,
+    pub(super) group: usize,
+    pub(super) zero: u8,
+    pub(super) quants: Tensor,
+    pub(super) scales: Tensor,
+    pub(super) biases: Option<Tensor>,
+    pub(super) activations: ActivationPrecision,
+}
+
+/// Numbers of one of the types that scales come in.
+#[derive(Clone, Copy)]
+pub(super) enum Numbers<'a> {
+    F32(&'a [f32]),
+    F16(&'a [f16]),
+    Bf16(&'a [bf16]),
+}
+
+impl<'a> Numbers<'a> {
+    fn of(held: &'a Held<'_>, dtype: DType) -> Result<Self> {
+        Ok(match dtype {
+            DType::F16 => Self::F16(held.slice()?),
+            DType::BF16 => Self::Bf16(held.slice()?),
+            _ => Self::F32(held.slice()?),
+        })
+    }
+
+    pub(super) fn f32(self) -> Option<&'a [f32]> {
+        match self {
+            Self::F32(x) => Some(x),
+            _ => None,
+        }
+    }
+
+    pub(super) fn f16(self) -> Option<&'a [f16]> {
+        match self {
+            Self::F16(x) => Some(x),
+            _ => None,
+        }
+    }
+
+    pub(super) fn bf16(self) -> Option<&'a [bf16]> {
+        match self {
+            Self::Bf16(x) => Some(x),
+            _ => None,
+        }
+    }
+}
+
+/// The elements of [`GroupWeights`].
+pub(super) struct Groups<'a> {
+    pub(super) in_features: usize,
+    pub(super) group: usize,
+    pub(super) zero: u8,
+    pub(super) quants: &'a [u8],
+    pub(super) scales: Numbers<'a>,
+    pub(super) biases: Option<Numbers<'a>>,
+}
+
+impl GroupWeights {
+    /// Weights from their parts.
+    ///
+    /// # Shapes
+    /// `quants`: `[out, in * bits / 8]`, u8: a row is one little-endian stream of bits, so of 4 bits the low half of a byte
+    /// comes first. `scales` and `biases`: `[out, in / group]`, f32, f16 or bf16, both of one type.
+    ///
+    /// # Errors
+    /// Bits other than 4 and 8, a group that is no multiple of 32 or does not divide the input features, a zero that is no
+    /// number of so many bits, another shape, type or device, or a tensor that is not contiguous.
+    pub fn new(
+        bits: usize,
+        group: usize,
+        zero: u8,
+        quants: Tensor,
+        scales: Tensor,
+        biases: Option<Tensor>,
+    ) -> Result<Self> {
+        check(bits, group)?;
+        if bits == 4 && zero > 15 {
+            return Err(OP.value(format!("a zero of {zero}, which is no number of 4 bits")));
+        }
+        let [out, groups] = *scales.dims() else {
+            return Err(OP.shape_error("scales", &scales, "[out, in / group]".to_owned()));
+        };
+        if groups == 0 {
+            return Err(OP.shape_error("scales", &scales, "[out, in / group] with in > 0".to_owned()));
+        }
+        OP.float("scales", &scales)?;
+        OP.readable("scales", &scales)?;
+        let bytes = groups
+            .checked_mul(group)
+            .and_then(|features| features.checked_mul(bits));
+        let bytes =
+            bytes.ok_or_else(|| OP.value(format!("{groups} groups of {group} are too many features")))? / 8;
+        OP.shape("quants", &quants, &[out, bytes])?;
+        OP.dtype("quants", &quants, DType::U8)?;
+        OP.readable("quants", &quants)?;
+        if let Some(biases) = &biases {
+            OP.shape("biases", biases, &[out, groups])?;
+            OP.dtype("biases", biases, scales.dtype())?;
+            OP.readable("biases", biases)?;
+        }
+        Ok(Self {
+            bits,
+            group,
+            zero,
+            quants,
+            scales,
+            biases,
+            activations: ActivationPrecision::default(),
+        })
+    }
+
+    /// The same weights, to be multiplied with activations of another precision.
+    pub fn with_activations(self, activations: ActivationPrecision) -> Self {
+        Self { activations, ..self }
+    }
+
+    /// Rounds weights: with biases the range of a group is its smallest to its largest weight, without it is symmetric.
+    ///
+    /// # Shapes
+    /// `weight`: `[out, in]`, f32, bf16 or f16, on the CPU.
+    ///
+    /// # Errors
+    /// A format or a shape as [`new`](Self::new) refuses, or a weight that is not a finite number.
+    pub fn quantize(weight: &Tensor, format: GroupFormat) -> Result<Self> {
+        let GroupFormat {
+            bits,
+            group,
+            affine,
+            scales,
+            ..
+        } = format;
+        check(bits, group)?;
+        let (out, features) = match *weight.dims() {
+            [out, features] if features > 0 && features % group == 0 => (out, features),
+            _ => {
+                return Err(OP.shape_error(
+                    "weight",
+                    weight,
+                    format!("[out, in] with in a multiple of {group}"),
+                ))
+            }
+        };
+        OP.float("weight", weight)?;
+        if !matches!(scales, DType::F32 | DType::F16 | DType::BF16) {
+            return Err(OP.value(format!(
+                "scales of {}; expected f32, f16 or bf16",
+                scales.as_str()
+            )));
+        }
+        let weight = weight.to_dtype(DType::F32)?.contiguous()?;
+        let held = OP.hold_f32("weight", &weight)?;
+        let weights = held.f32()?;
+        if let Some(at) = weights.iter().position(|x| !x.is_finite()) {
+            let (row, column) = (at / features, at % features);
+            return Err(OP.value(format!(
+                "the weight in row {row}, column {column} is {}; the checkpoint is damaged",
+                weights[at]
+            )));
+        }
+        let most = ((1_u32 << bits) - 1) as f32;
+        let zero = if affine { 0.0 } else { (1_u32 << (bits - 1)) as f32 };
+        let count = weights.len() / group;
+        let (mut steps, mut lows) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        for x in weights.chunks_exact(group) {
+            let low = x.iter().copied().fold(f32::INFINITY, f32::min);
+            let high = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let step = if affine {
+                (high - low) / most
+            } else {
+                low.abs().max(high.abs()) / (most - zero)
+            };
+            steps.push(step);
+            lows.push(low);
+        }
+        // Weights are rounded to what the stored scales give, not to what they were before they were stored.
+        let store = |x: Vec<f32>| -> Result<(Tensor, Vec<f32>)> {
+            let stored = Tensor::from_vec(x, (out, features / group), &Device::Cpu)?.to_dtype(scales)?;
+            let widened = stored.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?;
+            Ok((stored, widened))
+        };
+        let (scales, steps) = store(steps)?;
+        let (biases, lows) = store(lows)?;
+        let mut quants = vec![0_u8; weights.len() * bits / 8];
+        for (i, x) in weights.iter().enumerate() {
+            let (step, low) = (steps[i / group], if affine { lows[i / group] } else { 0.0 });
+            let q = if step == 0.0 {
+                zero
+            } else {
+                ((x - low) / step).round_ties_even() + zero
+            };
+            quants[i * bits / 8] |= (q.clamp(0.0, most) as u8) << (i * bits % 8);
+        }
+        let quants = Tensor::from_vec(quants, (out, features * bits / 8), &Device::Cpu)?;
+        Self::new(bits, group, zero as u8, quants, scales, affine.then_some(biases))
+    }
+
+    /// The weights in f32: `[out, in]`.
+    ///
+    /// # Errors
+    /// Memory for it.
+    pub fn dequantize(&self) -> Result<Tensor> {
+        let (out, features) = (self.out_features(), self.in_features());
+        let quants = self.quants.flatten_all()?.to_vec1::<u8>()?;
+        let numbers =
+            |x: &Tensor| -> Result<Vec<f32>> { Ok(x.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?) };
+        let scales = numbers(&self.scales)?;
+        let biases = self.biases.as_ref().map(numbers).transpose()?;
+        let mask = ((1_u16 << self.bits) - 1) as u8;
+        let weight = |i: usize| {
+            let q = (quants[i * self.bits / 8] >> (i * self.bits % 8)) & mask;
+            let centred = f32::from(q) - f32::from(self.zero);
+            match &biases {
+                Some(biases) => scales[i / self.group].mul_add(centred, biases[i / self.group]),
+                None => scales[i / self.group] * centred,
+            }
+        };
+        let weights: Vec<f32> = (0..out * features).map(weight).collect();
+        Ok(Tensor::from_vec(weights, (out, features), &Device::Cpu)?)
+    }
+
+    /// Rows of the matrix.
+    pub fn out_features(&self) -> usize {
+        self.scales.dims()[0]
+    }
+
+    /// Columns of the matrix.
+    pub fn in_features(&self) -> usize {
+        self.scales.dims()[1] * self.group
+    }
+
+    /// Bits of a weight.
+    pub fn bits(&self) -> usize {
+        self.bits
+    }
+
+    /// Whether both can be packed as one matrix.
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        let kind = |x: &Self| {
+            (
+                x.bits,
+                x.group,
+                x.zero,
+                x.scales.dtype(),
+                x.biases.is_some(),
+                x.activations,
+            )
+        };
+        kind(self) == kind(other)
+    }
+
+    /// Runs `f` on the elements.
+    pub(super) fn hold(&self) -> Result<HeldGroups<'_>> {
+        Ok(HeldGroups {
+            of: self,
+            quants: OP.hold_bytes("quants", &self.quants)?,
+            scales: OP.hold("scales", &self.scales)?,
+            biases: self
+                .biases
+                .as_ref()
+                .map(|biases| OP.hold("biases", biases))
+                .transpose()?,
+        })
+    }
+}
+
+/// The parts of [`GroupWeights`], held for reading.
+pub(super) struct HeldGroups<'a> {
+    of: &'a GroupWeights,
+    quants: Held<'a>,
+    scales: Held<'a>,
+    biases: Option<Held<'a>>,
+}
+
+impl HeldGroups<'_> {
+    pub(super) fn groups(&self) -> Result<Groups<'_>> {
+        let dtype = self.of.scales.dtype();
+        Ok(Groups {
+            in_features: self.of.in_features(),
+            group: self.of.group,
+            zero: self.of.zero,
+            quants: self.quants.slice()?,
+            scales: Numbers::of(&self.scales, dtype)?,
+            biases: self
+                .biases
+                .as_ref()
+                .map(|held| Numbers::of(held, dtype))
+                .transpose()?,
+        })
+    }
+}
+
+fn check(bits: usize, group: usize) -> Result<()> {
+    if bits != 4 && bits != 8 {
+        return Err(OP.value(format!("weights of {bits} bits; expected 4 or 8")));
+    }
+    if group == 0 || !group.is_multiple_of(CHUNK) {
+        return Err(OP.value(format!(
+            "groups of {group} features; expected a multiple of {CHUNK}"
+        )));
+    }
+    Ok(())
+}

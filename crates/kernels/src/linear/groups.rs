@@ -1,0 +1,383 @@
+//! Weights of 8 and 4 bits, in groups that share a scale.
+
+use std::ops::Range;
+
+use half::{bf16, f16};
+
+use crate::pool::{self, Shared};
+use crate::simd::{Line, Plain, Simd, WIDE};
+
+use super::format::{Groups, Numbers};
+use super::kernel::{Matrix, Tile, STRIPS, TILE};
+use super::lines::Lines;
+use super::rows::{ByteRows, FloatRows, CHUNK};
+
+/// Lines of a strip's chunk.
+const fn lines_of(bits: usize) -> usize {
+    CHUNK * bits * WIDE / 8 / size_of::<Line>()
+}
+
+/// Bytes between the weights in use and those asked for from memory.
+const AHEAD: usize = 4096;
+
+/// Scales, or biases: `[tile][group][strip][output of the strip]`.
+enum Scales {
+    F32(Vec<[f32; WIDE]>),
+    F16(Vec<[f16; WIDE]>),
+    Bf16(Vec<[bf16; WIDE]>),
+}
+
+impl Scales {
+    /// Those of several matrices, each `[outputs, groups]`, stacked. All are of one type, and there is one.
+    fn new(parts: &[Numbers<'_>], groups: usize) -> Self {
+        match parts[0] {
+            Numbers::F32(_) => Self::F32(tiled(groups, parts.iter().filter_map(|part| part.f32()))),
+            Numbers::F16(_) => Self::F16(tiled(groups, parts.iter().filter_map(|part| part.f16()))),
+            Numbers::Bf16(_) => Self::Bf16(tiled(groups, parts.iter().filter_map(|part| part.bf16()))),
+        }
+    }
+
+    #[inline(always)]
+    fn load<S: Simd>(&self, s: S, at: usize) -> S::W {
+        match self {
+            Self::F32(x) => s.wide_load(&x[at]),
+            Self::F16(x) => s.wide_f16(&x[at]),
+            Self::Bf16(x) => s.wide_bf16(&x[at]),
+        }
+    }
+
+    fn get(&self, at: usize, lane: usize) -> f32 {
+        match self {
+            Self::F32(x) => x[at][lane],
+            Self::F16(x) => x[at][lane].to_f32(),
+            Self::Bf16(x) => x[at][lane].to_f32(),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::F32(x) => size_of_val(x.as_slice()),
+            Self::F16(x) => size_of_val(x.as_slice()),
+            Self::Bf16(x) => size_of_val(x.as_slice()),
+        }
+    }
+
+    /// Those of some outputs.
+    fn select(&self, outputs: &[u32], groups: usize) -> Self {
+        match self {
+            Self::F32(x) => Self::F32(selected(x, outputs, groups)),
+            Self::F16(x) => Self::F16(selected(x, outputs, groups)),
+            Self::Bf16(x) => Self::Bf16(selected(x, outputs, groups)),
+        }
+    }
+}
+
+/// Where the number of an output and a group is: in which sixteen, and where in them.
+fn scale_place(output: usize, group: usize, groups: usize) -> (usize, usize) {
+    let strip = output % TILE / WIDE;
+    ((output / TILE * groups + group) * STRIPS + strip, output % WIDE)
+}
+
+fn tiled<'a, T: Plain + Default + 'a>(groups: usize, parts: impl Iterator<Item = &'a [T]>) -> Vec<[T; WIDE]> {
+    let mut to = Vec::new();
+    for (output, row) in parts.flat_map(|part| part.chunks_exact(groups)).enumerate() {
+        if output % TILE == 0 {
+            to.resize(to.len() + groups * STRIPS, [T::default(); WIDE]);
+        }
+        for (group, number) in row.iter().enumerate() {
+            let (at, lane) = scale_place(output, group, groups);
+            to[at][lane] = *number;
+        }
+    }
+    to
+}
+
+fn selected<T: Plain + Default>(from: &[[T; WIDE]], outputs: &[u32], groups: usize) -> Vec<[T; WIDE]> {
+    let rows: Vec<Vec<T>> = outputs
+        .iter()
+        .map(|output| {
+            let number = |group| {
+                let (at, lane) = scale_place(*output as usize, group, groups);
+                from[at][lane]
+            };
+            (0..groups).map(number).collect()
+        })
+        .collect();
+    tiled(groups, rows.iter().map(Vec::as_slice))
+}
+
+/// A weight matrix of `BITS` bits: `[tile][chunk][line][strip]`, zeros after the last output.
+///
+/// Of 8 bits, line `i` of a strip's chunk has for each output the features `4 i ..` of the chunk, side by side. Of 4 bits, it
+/// has the features `8 i ..`: of each output's four bytes the low halves have the first four, the high halves the rest.
+pub(super) struct Packed<const BITS: usize> {
+    lines: Lines,
+    scales: Scales,
+    biases: Option<Scales>,
+    zero: u8,
+    /// Chunks of a group.
+    per_group: usize,
+    chunks: usize,
+    out_features: usize,
+}
+
+impl<const BITS: usize> Packed<BITS> {
+    const LINES: usize = lines_of(BITS);
+
+    /// Packs matrices of one format, stacked by output row.
+    pub(super) fn new(parts: &[&Groups<'_>]) -> Self {
+        let format = parts[0];
+        let chunks = format.in_features / CHUNK;
+        let rows: Vec<&[u8]> = parts
+            .iter()
+            .flat_map(|part| part.quants.chunks_exact(part.in_features * BITS / 8))
+            .collect();
+        let tiles = rows.len().div_ceil(TILE);
+        let len = chunks * STRIPS * Self::LINES;
+        let mut lines = Lines::new(tiles * len);
+        let shared = Shared::new(&mut lines);
+        pool::for_each(tiles, rows.len() * chunks * CHUNK, &|tile| {
+            // SAFETY: one task a tile, and tiles do not overlap.
+            let lines = unsafe { shared.part(tile * len..(tile + 1) * len) };
+            for (output, row) in rows[tile * TILE..].iter().take(TILE).enumerate() {
+                for feature in 0..chunks * CHUNK {
+                    let (line, byte, shift) = place(BITS, output, feature);
+                    lines[line].0[byte] |= stored(BITS, row, feature) << shift;
+                }
+            }
+        });
+        let groups = format.in_features / format.group;
+        let scales: Vec<_> = parts.iter().map(|part| part.scales).collect();
+        let biases: Option<Vec<_>> = parts.iter().map(|part| part.biases).collect();
+        Self {
+            lines,
+            scales: Scales::new(&scales, groups),
+            biases: biases.map(|biases| Scales::new(&biases, groups)),
+            zero: format.zero,
+            per_group: format.group / CHUNK,
+            chunks,
+            out_features: rows.len(),
+        }
+    }
+
+    pub(super) fn in_features(&self) -> usize {
+        self.chunks * CHUNK
+    }
+
+    pub(super) fn out_features(&self) -> usize {
+        self.out_features
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val::<[Line]>(&self.lines)
+            + self.scales.bytes()
+            + self.biases.as_ref().map_or(0, Scales::bytes)
+    }
+
+    /// What [`ByteRows`] are to begin a chunk's sum with, times the sum of its bytes.
+    pub(super) fn start(&self, byte_offset: i32) -> i32 {
+        let offset = if BITS == 8 { byte_offset } else { 0 };
+        offset - i32::from(self.zero)
+    }
+
+    /// One output's weights: `scale * (q - zero) + bias`, rounded once where there is a bias.
+    pub(super) fn row(&self, row: usize) -> impl Iterator<Item = f32> + '_ {
+        let (tile, output) = (row / TILE, row % TILE);
+        let lines = &self.lines[tile * self.chunks * STRIPS * Self::LINES..];
+        (0..self.in_features()).map(move |feature| {
+            let (line, byte, shift) = place(BITS, output, feature);
+            let q = (lines[line].0[byte] >> shift) & mask(BITS);
+            let at = self.scale_at(tile, feature / CHUNK) + output / WIDE;
+            let centred = f32::from(q) - f32::from(self.zero);
+            let scale = self.scales.get(at, output % WIDE);
+            match &self.biases {
+                Some(biases) => scale.mul_add(centred, biases.get(at, output % WIDE)),
+                None => scale * centred,
+            }
+        })
+    }
+
+    /// Some of the outputs.
+    pub(super) fn select(&self, outputs: &[u32]) -> Self {
+        let len = self.chunks * STRIPS * Self::LINES;
+        let mut lines = Lines::new(outputs.len().div_ceil(TILE) * len);
+        for (to, from) in outputs.iter().enumerate() {
+            let from = *from as usize;
+            for feature in 0..self.in_features() {
+                let (line, byte, shift) = place(BITS, from % TILE, feature);
+                let q = (self.lines[from / TILE * len + line].0[byte] >> shift) & mask(BITS);
+                let (line, byte, shift) = place(BITS, to % TILE, feature);
+                lines[to / TILE * len + line].0[byte] |= q << shift;
+            }
+        }
+        let groups = self.chunks / self.per_group;
+        Self {
+            lines,
+            scales: self.scales.select(outputs, groups),
+            biases: self.biases.as_ref().map(|biases| biases.select(outputs, groups)),
+            out_features: outputs.len(),
+            ..*self
+        }
+    }
+
+    /// Where the scales of a tile's first strip are.
+    #[inline(always)]
+    fn scale_at(&self, tile: usize, chunk: usize) -> usize {
+        (tile * (self.chunks / self.per_group) + chunk / self.per_group) * STRIPS
+    }
+
+    /// Lines of a tile's chunk, its strips' interleaved.
+    #[inline(always)]
+    fn chunk(&self, tile: usize, chunk: usize) -> &[Line] {
+        let len = STRIPS * Self::LINES;
+        &self.lines[(tile * self.chunks + chunk) * len..][..len]
+    }
+}
+
+fn mask(bits: usize) -> u8 {
+    (0xff_u16 >> (8 - bits)) as u8
+}
+
+/// A weight out of a row's little-endian bits.
+fn stored(bits: usize, row: &[u8], feature: usize) -> u8 {
+    (row[feature * bits / 8] >> (feature * bits % 8)) & mask(bits)
+}
+
+/// Line in the tile, byte in the line and shift in the byte of a weight.
+fn place(bits: usize, output: usize, feature: usize) -> (usize, usize, u32) {
+    let per_line = CHUNK / lines_of(bits);
+    let line = feature / per_line * STRIPS + output / WIDE;
+    let in_line = feature % per_line;
+    (line, output % WIDE * 4 + in_line % 4, (in_line / 4 * 4) as u32)
+}
+
+/// Activations of full width: a lane sums the products of a chunk in order, and adds its scale times that to the total.
+pub(super) struct Full<'a, const BITS: usize>(pub(super) &'a Packed<BITS>);
+
+impl<const BITS: usize> Matrix for Full<'_, BITS> {
+    type Rows = FloatRows;
+
+    fn in_features(&self) -> usize {
+        self.0.in_features()
+    }
+
+    fn out_features(&self) -> usize {
+        self.0.out_features
+    }
+
+    #[inline(always)]
+    fn add<S: Simd, const R: usize>(
+        &self,
+        s: S,
+        tile: usize,
+        features: Range<usize>,
+        rows: &FloatRows,
+        group: usize,
+        totals: &mut [Tile; R],
+    ) {
+        let per_line = CHUNK / Packed::<BITS>::LINES;
+        let zero = s.wide_splat(f32::from(self.0.zero));
+        let mut sums = totals.map(|total| total.each_ref().map(|x| s.wide_load(x)));
+        for chunk in features.start / CHUNK..features.end / CHUNK {
+            let lines = self.0.chunk(tile, chunk);
+            let x = rows.group::<R>(group, chunk * CHUNK..(chunk + 1) * CHUNK);
+            let scale_at = self.0.scale_at(tile, chunk);
+            for strip in 0..STRIPS {
+                let mut parts = [s.wide_splat(0.0); R];
+                for (lines, x) in lines.chunks_exact(STRIPS).zip(x.chunks_exact(per_line)) {
+                    let line = &lines[strip];
+                    s.prefetch(std::ptr::from_ref(line).wrapping_byte_add(AHEAD));
+                    for (feature, x) in x.iter().enumerate() {
+                        let shift = (feature % 4 * 8 + feature / 4 * 4) as i32;
+                        let weight = s.wide_sub(s.bits(line, shift, i32::from(mask(BITS))), zero);
+                        for (part, x) in parts.iter_mut().zip(x) {
+                            *part = s.wide_fma(s.wide_splat(*x), weight, *part);
+                        }
+                    }
+                }
+                let scale = self.0.scales.load(s, scale_at + strip);
+                for (sum, part) in sums.iter_mut().zip(parts) {
+                    sum[strip] = s.wide_fma(scale, part, sum[strip]);
+                }
+                if let Some(biases) = &self.0.biases {
+                    let bias = biases.load(s, scale_at + strip);
+                    for (sum, x) in sums.iter_mut().zip(rows.sums::<R>(group, chunk)) {
+                        sum[strip] = s.wide_fma(bias, s.wide_splat(*x), sum[strip]);
+                    }
+                }
+            }
+        }
+        for (totals, sums) in totals.iter_mut().zip(sums) {
+            for (total, sum) in totals.iter_mut().zip(sums) {
+                s.wide_store(sum, total);
+            }
+        }
+    }
+}
+
+/// Activations of 8 bits: a lane sums the products of a chunk exactly, in whole numbers, and adds the product of both scales
+/// times that to the total.
+pub(super) struct Whole<'a, const BITS: usize>(pub(super) &'a Packed<BITS>);
+
+impl<const BITS: usize> Matrix for Whole<'_, BITS> {
+    type Rows = ByteRows;
+
+    fn in_features(&self) -> usize {
+        self.0.in_features()
+    }
+
+    fn out_features(&self) -> usize {
+        self.0.out_features
+    }
+
+    #[inline(always)]
+    fn add<S: Simd, const R: usize>(
+        &self,
+        s: S,
+        tile: usize,
+        features: Range<usize>,
+        rows: &ByteRows,
+        group: usize,
+        totals: &mut [Tile; R],
+    ) {
+        let mut sums = totals.map(|total| total.each_ref().map(|x| s.wide_load(x)));
+        for chunk in features.start / CHUNK..features.end / CHUNK {
+            let lines = self.0.chunk(tile, chunk);
+            for line in lines {
+                s.prefetch(std::ptr::from_ref(line).wrapping_byte_add(AHEAD));
+            }
+            let x = rows.chunk::<R>(group, chunk);
+            let scale_at = self.0.scale_at(tile, chunk);
+            for strip in 0..STRIPS {
+                let dots = if BITS == 8 {
+                    s.dot_bytes(
+                        std::array::from_fn(|i| &lines[i * STRIPS + strip]),
+                        x.quads,
+                        x.starts,
+                    )
+                } else {
+                    s.dot_nibbles(
+                        std::array::from_fn(|i| &lines[i * STRIPS + strip]),
+                        x.quads,
+                        x.starts,
+                    )
+                };
+                let scale = self.0.scales.load(s, scale_at + strip);
+                for ((sum, dot), d) in sums.iter_mut().zip(dots).zip(x.scales) {
+                    sum[strip] = s.wide_fma(s.wide_mul(scale, s.wide_splat(*d)), dot, sum[strip]);
+                }
+                if let Some(biases) = &self.0.biases {
+                    let bias = biases.load(s, scale_at + strip);
+                    for (sum, x) in sums.iter_mut().zip(x.sums) {
+                        sum[strip] = s.wide_fma(bias, s.wide_splat(*x), sum[strip]);
+                    }
+                }
+            }
+        }
+        for (totals, sums) in totals.iter_mut().zip(sums) {
+            for (total, sum) in totals.iter_mut().zip(sums) {
+                s.wide_store(sum, total);
+            }
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! x86-64 with AVX-512 (F, BW, DQ, VL, VNNI), found at run time: twice the lanes for linear layers, twice the registers
+//! for all else, and integer dot products.
+
+use std::arch::x86_64::*;
+
+use half::{bf16, f16};
+
+use super::x86::{eight_lanes, op};
+use super::{Kernel, Line, Simd, LANES, WIDE};
+
+/// Proof that the machine has the instructions.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512(());
+
+impl Avx512 {
+    pub(crate) fn new() -> Option<Self> {
+        let found = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512vnni")
+            && is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
+        found.then_some(Self(()))
+    }
+}
+
+/// Runs a kernel that was compiled for these instructions.
+pub(super) fn run<K: Kernel>(kernel: K) {
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+    fn with_features<K: Kernel>(proof: Avx512, kernel: K) {
+        kernel.run(proof);
+    }
+    if let Some(proof) = Avx512::new() {
+        // SAFETY: `proof` says that the instructions are there.
+        unsafe { with_features(proof, kernel) }
+    }
+}
+
+#[inline(always)]
+fn whole(line: &Line) -> __m512i {
+    op!(_mm512_loadu_si512(std::ptr::from_ref(line).cast()))
+}
+
+impl Simd for Avx512 {
+    eight_lanes!();
+
+    type W = __m512;
+
+    /// Two vectors a row, four of weights and a broadcast are 29 of 32 registers.
+    const ROWS: usize = 12;
+
+    const BOTH: usize = 12;
+
+    const BYTE_OFFSET: i32 = 0;
+
+    #[inline(always)]
+    fn wide_splat(self, x: f32) -> __m512 {
+        op!(_mm512_set1_ps(x))
+    }
+
+    #[inline(always)]
+    fn wide_load(self, from: &[f32; WIDE]) -> __m512 {
+        op!(_mm512_loadu_ps(from.as_ptr()))
+    }
+
+    #[inline(always)]
+    fn wide_store(self, x: __m512, to: &mut [f32; WIDE]) {
+        op!(_mm512_storeu_ps(to.as_mut_ptr(), x))
+    }
+
+    #[inline(always)]
+    fn wide_add(self, a: __m512, b: __m512) -> __m512 {
+        op!(_mm512_add_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn wide_sub(self, a: __m512, b: __m512) -> __m512 {
+        op!(_mm512_sub_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn wide_mul(self, a: __m512, b: __m512) -> __m512 {
+        op!(_mm512_mul_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn wide_fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        op!(_mm512_fmadd_ps(a, b, c))
+    }
+
+    #[inline(always)]
+    fn wide_f16(self, from: &[f16; WIDE]) -> __m512 {
+        op!(_mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast())))
+    }
+
+    #[inline(always)]
+    fn wide_bf16(self, from: &[bf16; WIDE]) -> __m512 {
+        op!({
+            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.as_ptr().cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+        })
+    }
+
+    #[inline(always)]
+    fn bf16_pairs(self, line: &Line) -> [__m512; 2] {
+        let both = whole(line);
+        op!([
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(both)),
+            _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(0xffff_0000_u32 as i32))),
+        ])
+    }
+
+    #[inline(always)]
+    fn bits(self, line: &Line, shift: i32, mask: i32) -> __m512 {
+        op!(_mm512_cvtepi32_ps(_mm512_and_si512(
+            _mm512_srlv_epi32(whole(line), _mm512_set1_epi32(shift)),
+            _mm512_set1_epi32(mask)
+        )))
+    }
+
+    #[inline(always)]
+    fn dot_bytes<const R: usize>(self, lines: [&Line; 8], x: &[[i32; R]; 8], from: &[i32; R]) -> [__m512; R] {
+        let mut sums = from.map(|x| op!(_mm512_set1_epi32(x)));
+        for (line, x) in lines.into_iter().zip(x) {
+            let w = whole(line);
+            for (sum, x) in sums.iter_mut().zip(x) {
+                *sum = op!(_mm512_dpbusd_epi32(*sum, w, _mm512_set1_epi32(*x)));
+            }
+        }
+        sums.map(|sum| op!(_mm512_cvtepi32_ps(sum)))
+    }
+
+    #[inline(always)]
+    fn dot_nibbles<const R: usize>(
+        self,
+        lines: [&Line; 4],
+        x: &[[i32; R]; 8],
+        from: &[i32; R],
+    ) -> [__m512; R] {
+        let mut sums = from.map(|x| op!(_mm512_set1_epi32(x)));
+        for (line, x) in lines.into_iter().zip(x.as_chunks::<2>().0) {
+            op!({
+                let both = whole(line);
+                let low = _mm512_and_si512(both, _mm512_set1_epi8(15));
+                let high = _mm512_and_si512(_mm512_srli_epi16::<4>(both), _mm512_set1_epi8(15));
+                for (r, sum) in sums.iter_mut().enumerate() {
+                    *sum = _mm512_dpbusd_epi32(*sum, low, _mm512_set1_epi32(x[0][r]));
+                    *sum = _mm512_dpbusd_epi32(*sum, high, _mm512_set1_epi32(x[1][r]));
+                }
+            });
+        }
+        sums.map(|sum| op!(_mm512_cvtepi32_ps(sum)))
+    }
+
+    #[inline(always)]
+    fn round(self, x: __m512) -> [i32; WIDE] {
+        let mut to = [0; WIDE];
+        op!(_mm512_storeu_si512(to.as_mut_ptr().cast(), _mm512_cvtps_epi32(x)));
+        to
+    }
+}

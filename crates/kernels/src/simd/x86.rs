@@ -1,0 +1,104 @@
+//! What the x86-64 sets share: eight lanes of 256 bits.
+
+/// A call of intrinsics on the strength of `self`.
+macro_rules! op {
+    ($e:expr) => {
+        // SAFETY: a value of the set exists only where its instructions do, and a pointer comes from a reference to an
+        // array of the size that is read or written; unaligned forms are used.
+        unsafe { $e }
+    };
+}
+
+/// The eight-lane part of [`Simd`](super::Simd).
+macro_rules! eight_lanes {
+    () => {
+        type F = __m256;
+
+        #[inline(always)]
+        fn splat(self, x: f32) -> __m256 {
+            op!(_mm256_set1_ps(x))
+        }
+
+        #[inline(always)]
+        fn load(self, from: &[f32; LANES]) -> __m256 {
+            op!(_mm256_loadu_ps(from.as_ptr()))
+        }
+
+        #[inline(always)]
+        fn store(self, x: __m256, to: &mut [f32; LANES]) {
+            op!(_mm256_storeu_ps(to.as_mut_ptr(), x))
+        }
+
+        #[inline(always)]
+        fn add(self, a: __m256, b: __m256) -> __m256 {
+            op!(_mm256_add_ps(a, b))
+        }
+
+        #[inline(always)]
+        fn sub(self, a: __m256, b: __m256) -> __m256 {
+            op!(_mm256_sub_ps(a, b))
+        }
+
+        #[inline(always)]
+        fn mul(self, a: __m256, b: __m256) -> __m256 {
+            op!(_mm256_mul_ps(a, b))
+        }
+
+        #[inline(always)]
+        fn div(self, a: __m256, b: __m256) -> __m256 {
+            op!(_mm256_div_ps(a, b))
+        }
+
+        #[inline(always)]
+        fn fma(self, a: __m256, b: __m256, c: __m256) -> __m256 {
+            op!(_mm256_fmadd_ps(a, b, c))
+        }
+
+        #[inline(always)]
+        fn max(self, a: __m256, b: __m256) -> __m256 {
+            op!(_mm256_max_ps(a, b))
+        }
+
+        #[inline(always)]
+        fn min(self, a: __m256, b: __m256) -> __m256 {
+            op!(_mm256_min_ps(a, b))
+        }
+
+        #[inline(always)]
+        fn sum(self, x: __m256) -> f32 {
+            op!({
+                let four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+                let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+                _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+            })
+        }
+
+        #[inline(always)]
+        fn pow2(self, n: __m256) -> __m256 {
+            op!({
+                let biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
+            })
+        }
+
+        #[inline(always)]
+        fn bf16(self, from: &[bf16; LANES]) -> __m256 {
+            op!({
+                let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.as_ptr().cast()));
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+            })
+        }
+
+        #[inline(always)]
+        fn f16(self, from: &[f16; LANES]) -> __m256 {
+            op!(_mm256_cvtph_ps(_mm_loadu_si128(from.as_ptr().cast())))
+        }
+
+        #[inline(always)]
+        fn prefetch<T>(self, at: *const T) {
+            op!(_mm_prefetch::<_MM_HINT_T0>(at.cast()))
+        }
+    };
+}
+
+pub(super) use {eight_lanes, op};
