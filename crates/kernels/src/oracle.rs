@@ -311,6 +311,42 @@ fn ulps(found: f32, right: f64) -> f64 {
     (f64::from(found) - right).abs() / unit
 }
 
+/// Eight sums at once, and one at a time.
+struct Sums<'a> {
+    x: &'a [[f32; LANES]; LANES],
+    together: &'a mut [f32; LANES],
+    alone: &'a mut [f32; LANES],
+}
+
+impl Kernel for Sums<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let x = std::array::from_fn(|i| s.load(&self.x[i]));
+        s.store(s.sums(x), self.together);
+        *self.alone = x.map(|x| s.sum(x));
+    }
+}
+
+#[test]
+fn eight_sums_at_once_have_the_bits_of_each_alone() {
+    let mut numbers = Numbers(6);
+    for _ in 0..1000 {
+        let x = std::array::from_fn(|_| std::array::from_fn(|_| numbers.next() * 10.0));
+        for isa in simd::available() {
+            let (mut together, mut alone) = ([0.0; LANES], [0.0; LANES]);
+            simd::run(
+                *isa,
+                Sums {
+                    x: &x,
+                    together: &mut together,
+                    alone: &mut alone,
+                },
+            );
+            assert_eq!(together.map(f32::to_bits), alone.map(f32::to_bits), "{isa:?}");
+        }
+    }
+}
+
 #[test]
 fn exp_is_within_two_units_in_the_last_place() {
     let x = sweep();

@@ -2,7 +2,10 @@
 
 mod inputs;
 mod kernel;
+mod partial;
 mod tile;
+
+use std::ops::Range;
 
 use candle_core::{DType, Tensor};
 use half::{bf16, f16};
@@ -95,6 +98,23 @@ impl Sight {
 
     pub(crate) fn sees(self, position: usize, key: usize) -> bool {
         key <= position && (key >= self.first(position) || key < self.sink)
+    }
+
+    /// The keys among `keys` that some query at the positions from `oldest` to `newest` sees: first positions, then those
+    /// of windows. Either may be empty.
+    pub(crate) fn seen(self, oldest: usize, newest: usize, keys: &Range<usize>) -> [Range<usize>; 2] {
+        let first = self.first(oldest);
+        let end = keys.end.min(newest + 1);
+        [
+            keys.start..end.min(self.sink.min(first)),
+            keys.start.max(first)..end,
+        ]
+    }
+
+    /// Whether the queries at the positions from `oldest` to `newest` all see all of `keys`. False is no promise where the
+    /// keys are partly in the sink only.
+    pub(crate) fn all_see(self, oldest: usize, newest: usize, keys: &Range<usize>) -> bool {
+        keys.end <= oldest + 1 && (keys.start >= self.first(newest) || keys.end <= self.sink)
     }
 }
 

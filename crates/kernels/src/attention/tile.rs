@@ -1,111 +1,77 @@
-//! Which scores a task keeps and where, and the keys or values that it works on.
-
-use std::ops::Range;
+//! Rows of keys or values of one head.
 
 use half::{bf16, f16};
 
 use crate::simd::{Simd, LANES};
 
-use super::kernel::Segment;
-
-/// Positions whose keys or values are passed over by all queries of a task before the next: 32 KB at a width of 256.
+/// Positions whose keys or values are passed over by all queries of a group before the next: 32 KB at a width of 256.
 pub(super) const TILE: usize = 32;
 
-/// Where the score of a position lies, lane by position modulo 8.
-///
-/// Sinks come first; then, from a multiple of 8 on, what the window of the oldest row shows.
+/// Rows of one head, of whole vectors.
 #[derive(Clone, Copy)]
-pub(super) struct Index {
-    sinks: usize,
-    /// First position by the oldest row's window.
-    first: usize,
-    /// Position from which on scores lie at `position - base + offset`; before, at `position`.
-    base: usize,
-    offset: usize,
-    /// One more than the newest position.
-    end: usize,
-    pub(super) len: usize,
-}
-
-impl Index {
-    pub(super) fn new(segment: &Segment<'_>, rows: &Range<usize>) -> Self {
-        let first = segment.sight.first(segment.position + rows.start);
-        let end = segment.position + rows.end;
-        let sinks = segment.sight.sink.min(first);
-        let base = first - first % LANES;
-        let (base, offset) = if base <= sinks {
-            (0, 0)
-        } else {
-            (base, sinks.next_multiple_of(LANES))
-        };
-        Self {
-            sinks,
-            first,
-            base,
-            offset,
-            end,
-            len: (end - base + offset).next_multiple_of(LANES),
-        }
-    }
-
-    pub(super) fn at(self, position: usize) -> usize {
-        if position < self.base {
-            position
-        } else {
-            position - self.base + self.offset
-        }
-    }
-
-    /// Runs of at most [`TILE`] positions of a block that some row may see, in order.
-    pub(super) fn tiles(self, block: Range<usize>) -> impl Iterator<Item = Range<usize>> {
-        [0..self.sinks, self.first..self.end]
-            .into_iter()
-            .flat_map(move |seen| {
-                let (start, end) = (seen.start.max(block.start), seen.end.min(block.end));
-                (start..end)
-                    .step_by(TILE)
-                    .map(move |tile| tile..end.min(tile + TILE))
-            })
-    }
-}
-
-/// Keys or values of one head at the positions of a tile, padded to whole vectors.
-#[derive(Clone, Copy)]
-pub(super) struct Tile<'a> {
-    pub(super) data: &'a [f32],
-    pub(super) stride: usize,
-    pub(super) width: usize,
-    /// Whether it lies in the block itself, so that the next tile follows it.
+pub(super) struct Rows<'a, T> {
+    data: &'a [T],
+    stride: usize,
+    width: usize,
+    /// Whether they lie in the block itself, so that the next tile follows.
     pub(super) in_place: bool,
 }
 
-impl<'a> Tile<'a> {
+impl<'a, T: Cached> Rows<'a, T> {
+    /// `width` is of whole vectors.
     #[inline(always)]
-    pub(super) fn row(self, row: usize) -> &'a [[f32; LANES]] {
+    pub(super) fn new(data: &'a [T], stride: usize, width: usize, in_place: bool) -> Self {
+        Self {
+            data,
+            stride,
+            width,
+            in_place,
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn row(self, row: usize) -> &'a [[T; LANES]] {
         self.data[row * self.stride..][..self.width].as_chunks().0
     }
 
-    /// Rows in it, at least.
+    /// Panics if there are fewer than `count` rows.
     #[inline(always)]
-    pub(super) fn rows(self) -> usize {
-        (self.data.len() + self.stride - self.width) / self.stride
+    pub(super) fn assert_holds(self, count: usize) {
+        assert!((self.data.len() + self.stride - self.width) / self.stride >= count);
     }
 
     /// Vector `chunk` of a row.
     ///
     /// # Safety
-    /// `row < self.rows()` and `chunk < self.width / LANES`.
+    /// The rows hold `row`, and `chunk < width / LANES`.
     #[inline(always)]
-    pub(super) unsafe fn chunk(self, row: usize, chunk: usize) -> &'a [f32; LANES] {
+    pub(super) unsafe fn chunk(self, row: usize, chunk: usize) -> &'a [T; LANES] {
         let at = row * self.stride + chunk * LANES;
         // SAFETY: by the caller's promise the vector ends within the row, and the row within the data.
         unsafe { &*self.data.as_ptr().add(at).cast() }
     }
 
-    /// Asks for vector `chunk` of the row that the next tile will have at `row`: rows of one head do not follow each
-    /// other closely enough for the machine to guess it.
+    /// Asks for the row that the next tile will have in the place of `row`: rows of one head do not follow each other
+    /// closely enough for the machine to guess it.
     #[inline(always)]
-    pub(super) fn ask<S: Simd>(self, s: S, row: usize, chunk: usize) {
+    pub(super) fn ask_row<S: Simd>(self, s: S, row: usize) {
+        for chunk in (0..self.width / LANES).step_by(T::LINE) {
+            self.ask(s, row, chunk);
+        }
+    }
+
+    /// Asks likewise for the lines that begin in `W` vectors from `chunk` on.
+    #[inline(always)]
+    pub(super) fn ask_chunks<S: Simd, const W: usize>(self, s: S, row: usize, chunk: usize) {
+        for chunk in chunk..chunk + W {
+            if chunk % T::LINE == 0 {
+                self.ask(s, row, chunk);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn ask<S: Simd>(self, s: S, row: usize, chunk: usize) {
         let at = (row + TILE) * self.stride + chunk * LANES;
         s.prefetch(self.data.as_ptr().wrapping_add(at));
     }
@@ -115,11 +81,19 @@ impl<'a> Tile<'a> {
 pub(super) trait Cached: Copy {
     const ZERO: Self;
 
+    /// Vectors in a line of the cache.
+    const LINE: usize = 64 / (LANES * size_of::<Self>());
+
+    /// Most queries of a group for which rows are read in place. More of them read rows that were widened once and lie
+    /// together: rows that lie a power of two apart share few of the cache's sets.
+    const IN_PLACE: usize;
+
     fn widen<S: Simd>(s: S, from: &[Self; LANES]) -> S::F;
 }
 
 impl Cached for f32 {
     const ZERO: Self = 0.0;
+    const IN_PLACE: usize = 8;
 
     #[inline(always)]
     fn widen<S: Simd>(s: S, from: &[Self; LANES]) -> S::F {
@@ -129,6 +103,7 @@ impl Cached for f32 {
 
 impl Cached for f16 {
     const ZERO: Self = f16::ZERO;
+    const IN_PLACE: usize = 8;
 
     #[inline(always)]
     fn widen<S: Simd>(s: S, from: &[Self; LANES]) -> S::F {
@@ -138,6 +113,7 @@ impl Cached for f16 {
 
 impl Cached for bf16 {
     const ZERO: Self = bf16::ZERO;
+    const IN_PLACE: usize = 8;
 
     #[inline(always)]
     fn widen<S: Simd>(s: S, from: &[Self; LANES]) -> S::F {

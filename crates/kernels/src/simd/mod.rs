@@ -45,6 +45,13 @@ pub(crate) trait Simd: Copy {
     fn min(self, a: Self::F, b: Self::F) -> Self::F;
     /// `((x0 + x4) + (x2 + x6)) + ((x1 + x5) + (x3 + x7))`
     fn sum(self, x: Self::F) -> f32;
+
+    /// [`sum`](Self::sum) of each, in order.
+    #[inline(always)]
+    fn sums(self, x: [Self::F; LANES]) -> Self::F {
+        self.load(&x.map(|x| self.sum(x)))
+    }
+
     /// 2 to the power of whole numbers in -126..=127; anything for others.
     fn pow2(self, n: Self::F) -> Self::F;
     fn bf16(self, from: &[bf16; LANES]) -> Self::F;

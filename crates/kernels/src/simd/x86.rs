@@ -74,6 +74,30 @@ macro_rules! eight_lanes {
         }
 
         #[inline(always)]
+        fn sums(self, x: [__m256; LANES]) -> __m256 {
+            op!({
+                // Upper halves onto lower ones, of two vectors at a time.
+                let fours: [__m256; 4] = std::array::from_fn(|i| {
+                    _mm256_add_ps(
+                        _mm256_blend_ps::<0xf0>(x[i], x[i + 4]),
+                        _mm256_permute2f128_ps::<0x21>(x[i], x[i + 4]),
+                    )
+                });
+                let twos: [__m256; 2] = std::array::from_fn(|i| {
+                    let pair = [2 * i, 2 * i + 1].map(|i| _mm256_castps_pd(fours[i]));
+                    _mm256_add_ps(
+                        _mm256_castpd_ps(_mm256_unpacklo_pd(pair[0], pair[1])),
+                        _mm256_castpd_ps(_mm256_unpackhi_pd(pair[0], pair[1])),
+                    )
+                });
+                _mm256_add_ps(
+                    _mm256_shuffle_ps::<0x88>(twos[0], twos[1]),
+                    _mm256_shuffle_ps::<0xdd>(twos[0], twos[1]),
+                )
+            })
+        }
+
+        #[inline(always)]
         fn pow2(self, n: __m256) -> __m256 {
             op!({
                 let biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
