@@ -37,12 +37,13 @@ impl Scales {
         }
     }
 
+    /// Those of a tile's strips.
     #[inline(always)]
-    fn load<S: Simd>(&self, s: S, at: usize) -> S::W {
+    fn load_both<S: Simd>(&self, s: S, at: usize) -> [S::W; STRIPS] {
         match self {
-            Self::F32(x) => s.wide_load(&x[at]),
-            Self::F16(x) => s.wide_f16(&x[at]),
-            Self::Bf16(x) => s.wide_bf16(&x[at]),
+            Self::F32(x) => [s.wide_load(&x[at]), s.wide_load(&x[at + 1])],
+            Self::F16(x) => [s.wide_f16(&x[at]), s.wide_f16(&x[at + 1])],
+            Self::Bf16(x) => [s.wide_bf16(&x[at]), s.wide_bf16(&x[at + 1])],
         }
     }
 
@@ -118,6 +119,8 @@ pub(super) struct Packed<const BITS: usize> {
     /// Chunks of a group.
     per_group: usize,
     chunks: usize,
+    /// Lines of a tile's chunk: `STRIPS * LINES`, which the compiler is not to know.
+    chunk_lines: usize,
     out_features: usize,
 }
 
@@ -156,6 +159,7 @@ impl<const BITS: usize> Packed<BITS> {
             zero: format.zero,
             per_group: format.group / CHUNK,
             chunks,
+            chunk_lines: std::hint::black_box(STRIPS * Self::LINES),
             out_features: rows.len(),
         }
     }
@@ -220,6 +224,25 @@ impl<const BITS: usize> Packed<BITS> {
         }
     }
 
+    /// Adds a chunk's biases, if there are any, times the rows' sums.
+    #[inline(always)]
+    fn add_biases<S: Simd, const R: usize>(
+        &self,
+        s: S,
+        scale_at: usize,
+        sums: &[f32; R],
+        totals: &mut [Tile; R],
+    ) {
+        let Some(biases) = &self.biases else { return };
+        let biases = biases.load_both(s, scale_at);
+        for (totals, sum) in totals.iter_mut().zip(sums) {
+            let sum = s.wide_splat(*sum);
+            for (total, bias) in totals.iter_mut().zip(biases) {
+                s.wide_store(s.wide_fma(bias, sum, s.wide_load(total)), total);
+            }
+        }
+    }
+
     /// Where the scales of a tile's first strip are.
     #[inline(always)]
     fn scale_at(&self, tile: usize, chunk: usize) -> usize {
@@ -229,7 +252,7 @@ impl<const BITS: usize> Packed<BITS> {
     /// Lines of a tile's chunk, its strips' interleaved.
     #[inline(always)]
     fn chunk(&self, tile: usize, chunk: usize) -> &[Line] {
-        let len = STRIPS * Self::LINES;
+        let len = self.chunk_lines;
         &self.lines[(tile * self.chunks + chunk) * len..][..len]
     }
 }
@@ -275,41 +298,64 @@ impl<const BITS: usize> Matrix for Full<'_, BITS> {
         group: usize,
         totals: &mut [Tile; R],
     ) {
+        if R <= S::BOTH {
+            self.sum::<S, R, 2>(s, tile, features, rows, group, 0, totals);
+        } else {
+            self.sum::<S, R, 1>(s, tile, features.clone(), rows, group, 0, totals);
+            self.sum::<S, R, 1>(s, tile, features, rows, group, 1, totals);
+        }
+    }
+}
+
+impl<const BITS: usize> Full<'_, BITS> {
+    /// Adds the products of `W` strips from `first` on.
+    #[inline(always)]
+    #[expect(clippy::too_many_arguments, reason = "those of `Matrix::add`, and the strip")]
+    fn sum<S: Simd, const R: usize, const W: usize>(
+        &self,
+        s: S,
+        tile: usize,
+        features: Range<usize>,
+        rows: &FloatRows,
+        group: usize,
+        first: usize,
+        totals: &mut [Tile; R],
+    ) {
         let per_line = CHUNK / Packed::<BITS>::LINES;
         let zero = s.wide_splat(f32::from(self.0.zero));
-        let mut sums = totals.map(|total| total.each_ref().map(|x| s.wide_load(x)));
         for chunk in features.start / CHUNK..features.end / CHUNK {
             let lines = self.0.chunk(tile, chunk);
             let x = rows.group::<R>(group, chunk * CHUNK..(chunk + 1) * CHUNK);
-            let scale_at = self.0.scale_at(tile, chunk);
-            for strip in 0..STRIPS {
-                let mut parts = [s.wide_splat(0.0); R];
-                for (lines, x) in lines.chunks_exact(STRIPS).zip(x.chunks_exact(per_line)) {
-                    let line = &lines[strip];
+            let mut parts = [[s.wide_splat(0.0); W]; R];
+            for (lines, x) in lines.chunks_exact(STRIPS).zip(x.chunks_exact(per_line)) {
+                let lines = &lines[first..first + W];
+                for line in lines {
                     s.prefetch(std::ptr::from_ref(line).wrapping_byte_add(AHEAD));
-                    for (feature, x) in x.iter().enumerate() {
-                        let shift = (feature % 4 * 8 + feature / 4 * 4) as i32;
-                        let weight = s.wide_sub(s.bits(line, shift, i32::from(mask(BITS))), zero);
-                        for (part, x) in parts.iter_mut().zip(x) {
-                            *part = s.wide_fma(s.wide_splat(*x), weight, *part);
+                }
+                for (feature, x) in x.iter().enumerate() {
+                    let shift = (feature % 4 * 8 + feature / 4 * 4) as i32;
+                    let mut weights = [s.wide_splat(0.0); W];
+                    for (weight, line) in weights.iter_mut().zip(lines) {
+                        *weight = s.wide_sub(s.bits(line, shift, i32::from(mask(BITS))), zero);
+                    }
+                    for (parts, x) in parts.iter_mut().zip(x) {
+                        let x = s.wide_splat(*x);
+                        for (part, weight) in parts.iter_mut().zip(weights) {
+                            *part = s.wide_fma(x, weight, *part);
                         }
                     }
                 }
-                let scale = self.0.scales.load(s, scale_at + strip);
-                for (sum, part) in sums.iter_mut().zip(parts) {
-                    sum[strip] = s.wide_fma(scale, part, sum[strip]);
-                }
-                if let Some(biases) = &self.0.biases {
-                    let bias = biases.load(s, scale_at + strip);
-                    for (sum, x) in sums.iter_mut().zip(rows.sums::<R>(group, chunk)) {
-                        sum[strip] = s.wide_fma(bias, s.wide_splat(*x), sum[strip]);
-                    }
+            }
+            let scale_at = self.0.scale_at(tile, chunk);
+            let scales = self.0.scales.load_both(s, scale_at);
+            for (totals, parts) in totals.iter_mut().zip(&parts) {
+                for (i, part) in parts.iter().enumerate() {
+                    let total = &mut totals[first + i];
+                    s.wide_store(s.wide_fma(scales[first + i], *part, s.wide_load(total)), total);
                 }
             }
-        }
-        for (totals, sums) in totals.iter_mut().zip(sums) {
-            for (total, sum) in totals.iter_mut().zip(sums) {
-                s.wide_store(sum, total);
+            if first + W == STRIPS {
+                self.0.add_biases(s, scale_at, rows.sums(group, chunk), totals);
             }
         }
     }
@@ -340,44 +386,28 @@ impl<const BITS: usize> Matrix for Whole<'_, BITS> {
         group: usize,
         totals: &mut [Tile; R],
     ) {
-        let mut sums = totals.map(|total| total.each_ref().map(|x| s.wide_load(x)));
         for chunk in features.start / CHUNK..features.end / CHUNK {
             let lines = self.0.chunk(tile, chunk);
             for line in lines {
                 s.prefetch(std::ptr::from_ref(line).wrapping_byte_add(AHEAD));
             }
             let x = rows.chunk::<R>(group, chunk);
+            let dots = if BITS == 8 {
+                s.dot_bytes(lines, x.quads, x.starts)
+            } else {
+                s.dot_nibbles(lines, x.quads, x.starts)
+            };
             let scale_at = self.0.scale_at(tile, chunk);
-            for strip in 0..STRIPS {
-                let dots = if BITS == 8 {
-                    s.dot_bytes(
-                        std::array::from_fn(|i| &lines[i * STRIPS + strip]),
-                        x.quads,
-                        x.starts,
-                    )
-                } else {
-                    s.dot_nibbles(
-                        std::array::from_fn(|i| &lines[i * STRIPS + strip]),
-                        x.quads,
-                        x.starts,
-                    )
-                };
-                let scale = self.0.scales.load(s, scale_at + strip);
-                for ((sum, dot), d) in sums.iter_mut().zip(dots).zip(x.scales) {
-                    sum[strip] = s.wide_fma(s.wide_mul(scale, s.wide_splat(*d)), dot, sum[strip]);
-                }
-                if let Some(biases) = &self.0.biases {
-                    let bias = biases.load(s, scale_at + strip);
-                    for (sum, x) in sums.iter_mut().zip(x.sums) {
-                        sum[strip] = s.wide_fma(bias, s.wide_splat(*x), sum[strip]);
-                    }
+            let scales = self.0.scales.load_both(s, scale_at);
+            for ((totals, dots), d) in totals.iter_mut().zip(&dots).zip(x.scales) {
+                let d = s.wide_splat(*d);
+                for strip in 0..STRIPS {
+                    let scale = s.wide_mul(scales[strip], d);
+                    let sum = s.wide_fma(scale, dots[strip], s.wide_load(&totals[strip]));
+                    s.wide_store(sum, &mut totals[strip]);
                 }
             }
-        }
-        for (totals, sums) in totals.iter_mut().zip(sums) {
-            for (total, sum) in totals.iter_mut().zip(sums) {
-                s.wide_store(sum, total);
-            }
+            self.0.add_biases(s, scale_at, x.sums, totals);
         }
     }
 }

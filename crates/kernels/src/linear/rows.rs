@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::thread::LocalKey;
 
 use crate::pool::{self, Shared};
-use crate::simd::{self, Isa, Kernel, Simd, LANES, WIDE};
+use crate::simd::{self, Isa, Kernel, Simd};
 
 /// Features that share a scale when they are rounded to bytes, and a partial sum of grouped weights.
 pub(super) const CHUNK: usize = 32;
@@ -165,24 +165,20 @@ impl ByteRows {
                 scales.fill(0.0);
                 sums.fill(0.0);
             }
-            for (r, row) in grouping.members(group).enumerate() {
-                for (chunk, x) in x[row * features..(row + 1) * features]
-                    .as_chunks()
-                    .0
-                    .iter()
-                    .enumerate()
-                {
-                    let mut rounded = Rounded::default();
-                    simd::run(isa, Round { x, to: &mut rounded });
-                    let at = chunk * size + r;
-                    scales[at] = rounded.scale;
-                    sums[at] = rounded.scale * rounded.sum as f32;
-                    starts[at] = rounded.sum * start;
-                    for (i, quad) in rounded.quads.into_iter().enumerate() {
-                        quads[(chunk * CHUNK / 4 + i) * size + r] = quad;
-                    }
-                }
-            }
+            let first = grouping.members(group).start * features;
+            simd::run(
+                isa,
+                Round {
+                    x: &x[first..first + grouping.members(group).len() * features],
+                    start,
+                    size,
+                    chunks,
+                    quads,
+                    scales,
+                    sums,
+                    starts,
+                },
+            );
         });
         new
     }
@@ -192,7 +188,7 @@ impl ByteRows {
     pub(super) fn chunk<const R: usize>(&self, group: usize, chunk: usize) -> ByteChunk<'_, R> {
         let at = group * self.chunks + chunk;
         ByteChunk {
-            quads: &self.quads.0.as_chunks().0.as_chunks().0[at],
+            quads: &self.quads.0.as_chunks().0[at * (CHUNK / 4)..],
             scales: &self.scales.0.as_chunks().0[at],
             sums: &self.sums.0.as_chunks().0[at],
             starts: &self.starts.0.as_chunks().0[at],
@@ -202,56 +198,49 @@ impl ByteRows {
 
 /// What [`ByteRows`] says of one chunk.
 pub(super) struct ByteChunk<'a, const R: usize> {
-    pub(super) quads: &'a [[i32; R]; CHUNK / 4],
+    /// Its own first, and those of the chunks after it.
+    pub(super) quads: &'a [[i32; R]],
     pub(super) scales: &'a [f32; R],
     pub(super) sums: &'a [f32; R],
     pub(super) starts: &'a [i32; R],
 }
 
-/// A chunk of one row as bytes.
-#[derive(Default)]
-struct Rounded {
-    quads: [i32; CHUNK / 4],
-    scale: f32,
-    sum: i32,
-}
-
+/// Rounds the rows of a group.
 struct Round<'a> {
-    x: &'a [f32; CHUNK],
-    to: &'a mut Rounded,
+    x: &'a [f32],
+    start: i32,
+    size: usize,
+    chunks: usize,
+    quads: &'a mut [i32],
+    scales: &'a mut [f32],
+    sums: &'a mut [f32],
+    starts: &'a mut [i32],
 }
 
 impl Kernel for Round<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Self { x, to } = self;
-        let mut most = s.zero();
-        let mut bad = s.zero();
-        for x in x.as_chunks::<LANES>().0 {
-            let x = s.load(x);
-            most = s.max(most, s.max(x, s.sub(s.zero(), x)));
-            bad = s.fma(x, s.zero(), bad);
-        }
-        // NaN if any value is infinite or NaN, and so is all that comes of the scale then.
-        let bad = s.sum(bad);
-        let most = s.lanes(most).into_iter().fold(0.0_f32, f32::max);
-        to.scale = if bad == 0.0 { most / 127.0 } else { f32::NAN };
-        if to.scale.is_nan() || most == 0.0 {
-            return;
-        }
-        // The smallest numbers have a reciprocal that overflows: they count as zeros.
-        let inverse = 127.0 / most;
-        if inverse.is_infinite() {
-            to.scale = 0.0;
-            return;
-        }
-        let inverse = s.wide_splat(inverse);
-        let (halves, _) = x.as_chunks::<WIDE>();
-        for (x, quads) in halves.iter().zip(to.quads.as_chunks_mut::<{ WIDE / 4 }>().0) {
-            let bytes = s.round(s.wide_mul(s.wide_load(x), inverse));
-            to.sum += bytes.iter().sum::<i32>();
-            for (four, quad) in bytes.as_chunks::<4>().0.iter().zip(quads) {
-                *quad = i32::from_ne_bytes(four.map(|x| x as i8 as u8));
+        for (r, x) in self.x.chunks_exact(self.chunks * CHUNK).enumerate() {
+            for (chunk, x) in x.as_chunks::<CHUNK>().0.iter().enumerate() {
+                let most = f32::from_bits(s.magnitude(x));
+                let inverse = 127.0 / most;
+                let (scale, (bytes, sum)) = if !most.is_finite() {
+                    // Nothing that comes of it is a number.
+                    (f32::NAN, ([0; CHUNK], 0))
+                } else if inverse.is_infinite() {
+                    // The smallest numbers have no reciprocal and count as zeros.
+                    (0.0, ([0; CHUNK], 0))
+                } else {
+                    (most / 127.0, s.to_bytes(x, inverse))
+                };
+                let at = chunk * self.size + r;
+                self.scales[at] = scale;
+                self.sums[at] = scale * sum as f32;
+                self.starts[at] = sum * self.start;
+                for (i, four) in bytes.as_chunks::<4>().0.iter().enumerate() {
+                    let quad = i32::from_ne_bytes(four.map(|x| x as u8));
+                    self.quads[(chunk * (CHUNK / 4) + i) * self.size + r] = quad;
+                }
             }
         }
     }

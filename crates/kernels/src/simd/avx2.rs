@@ -107,48 +107,58 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn bf16_pairs(self, line: &Line) -> [Self::W; 2] {
-        let halves = halves(line);
-        op!([
-            halves.map(|x| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(x))),
-            halves
-                .map(|x| _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(0xffff_0000_u32 as i32)))),
-        ])
-    }
-
-    #[inline(always)]
-    fn bits(self, line: &Line, shift: i32, mask: i32) -> Self::W {
-        halves(line).map(|x| {
-            op!(_mm256_cvtepi32_ps(_mm256_and_si256(
-                _mm256_srlv_epi32(x, _mm256_set1_epi32(shift)),
-                _mm256_set1_epi32(mask)
-            )))
+        let [a, b] = halves(line);
+        op!({
+            let mask = _mm256_set1_epi32(0xffff_0000_u32 as i32);
+            [
+                [
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(a)),
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(b)),
+                ],
+                [
+                    _mm256_castsi256_ps(_mm256_and_si256(a, mask)),
+                    _mm256_castsi256_ps(_mm256_and_si256(b, mask)),
+                ],
+            ]
         })
     }
 
     #[inline(always)]
-    fn dot_bytes<const R: usize>(
-        self,
-        lines: [&Line; 8],
-        x: &[[i32; R]; 8],
-        from: &[i32; R],
-    ) -> [Self::W; R] {
-        let mut out = [[self.splat(0.0); 2]; R];
-        for half in 0..2 {
-            let mut sums = from.map(|x| op!(_mm256_set1_epi32(x)));
-            for (line, x) in lines.into_iter().zip(x) {
-                op!({
-                    let w = _mm256_xor_si256(halves(line)[half], _mm256_set1_epi8(-128));
-                    let size = _mm256_abs_epi8(w);
-                    for (sum, x) in sums.iter_mut().zip(x) {
-                        let signed = _mm256_sign_epi8(_mm256_set1_epi32(*x), w);
-                        let pairs = _mm256_maddubs_epi16(size, signed);
-                        let fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-                        *sum = _mm256_add_epi32(*sum, fours);
-                    }
-                });
-            }
-            for (out, sum) in out.iter_mut().zip(sums) {
-                out[half] = op!(_mm256_cvtepi32_ps(sum));
+    fn bits(self, line: &Line, shift: i32, mask: i32) -> Self::W {
+        let [a, b] = halves(line);
+        op!({
+            let (shift, mask) = (_mm256_set1_epi32(shift), _mm256_set1_epi32(mask));
+            [
+                _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srlv_epi32(a, shift), mask)),
+                _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srlv_epi32(b, shift), mask)),
+            ]
+        })
+    }
+
+    #[inline(always)]
+    fn dot_bytes<const R: usize>(self, lines: &[Line], x: &[[i32; R]], from: &[i32; R]) -> [[Self::W; 2]; R] {
+        let mut out = [[[self.splat(0.0); 2]; 2]; R];
+        for strip in 0..2 {
+            for half in 0..2 {
+                let mut sums = [op!(_mm256_setzero_si256()); R];
+                for (sum, from) in sums.iter_mut().zip(from) {
+                    *sum = op!(_mm256_set1_epi32(*from));
+                }
+                for (lines, x) in lines.as_chunks::<2>().0.iter().zip(x) {
+                    op!({
+                        let w = _mm256_xor_si256(halves(&lines[strip])[half], _mm256_set1_epi8(-128));
+                        let size = _mm256_abs_epi8(w);
+                        for (sum, x) in sums.iter_mut().zip(x) {
+                            let signed = _mm256_sign_epi8(_mm256_set1_epi32(*x), w);
+                            let pairs = _mm256_maddubs_epi16(size, signed);
+                            let fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+                            *sum = _mm256_add_epi32(*sum, fours);
+                        }
+                    });
+                }
+                for (out, sum) in out.iter_mut().zip(sums) {
+                    out[strip][half] = op!(_mm256_cvtepi32_ps(sum));
+                }
             }
         }
         out
@@ -157,44 +167,78 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn dot_nibbles<const R: usize>(
         self,
-        lines: [&Line; 4],
-        x: &[[i32; R]; 8],
+        lines: &[Line],
+        x: &[[i32; R]],
         from: &[i32; R],
-    ) -> [Self::W; R] {
-        let mut out = [[self.splat(0.0); 2]; R];
-        for half in 0..2 {
-            // Eight pairs of products of at most 15 * 127 fit in 16 bits.
-            let mut pairs = [op!(_mm256_setzero_si256()); R];
-            for (line, x) in lines.into_iter().zip(x.as_chunks::<2>().0) {
-                op!({
-                    let both = halves(line)[half];
-                    let low = _mm256_and_si256(both, _mm256_set1_epi8(15));
-                    let high = _mm256_and_si256(_mm256_srli_epi16::<4>(both), _mm256_set1_epi8(15));
-                    for (r, sum) in pairs.iter_mut().enumerate() {
-                        let low = _mm256_maddubs_epi16(low, _mm256_set1_epi32(x[0][r]));
-                        let high = _mm256_maddubs_epi16(high, _mm256_set1_epi32(x[1][r]));
-                        *sum = _mm256_add_epi16(*sum, _mm256_add_epi16(low, high));
-                    }
-                });
-            }
-            for ((out, pairs), from) in out.iter_mut().zip(pairs).zip(from) {
-                out[half] = op!({
-                    let fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-                    _mm256_cvtepi32_ps(_mm256_add_epi32(fours, _mm256_set1_epi32(*from)))
-                });
+    ) -> [[Self::W; 2]; R] {
+        let mut out = [[[self.splat(0.0); 2]; 2]; R];
+        for strip in 0..2 {
+            for half in 0..2 {
+                // Eight pairs of products of at most 15 * 127 fit in 16 bits.
+                let mut pairs = [op!(_mm256_setzero_si256()); R];
+                for (lines, x) in lines.as_chunks::<2>().0.iter().zip(x.as_chunks::<2>().0) {
+                    op!({
+                        let both = halves(&lines[strip])[half];
+                        let mask = _mm256_set1_epi8(15);
+                        let low = _mm256_and_si256(both, mask);
+                        let high = _mm256_and_si256(_mm256_srli_epi16::<4>(both), mask);
+                        for (sum, (a, b)) in pairs.iter_mut().zip(x[0].iter().zip(&x[1])) {
+                            let low = _mm256_maddubs_epi16(low, _mm256_set1_epi32(*a));
+                            let high = _mm256_maddubs_epi16(high, _mm256_set1_epi32(*b));
+                            *sum = _mm256_add_epi16(*sum, _mm256_add_epi16(low, high));
+                        }
+                    });
+                }
+                for ((out, pairs), from) in out.iter_mut().zip(pairs).zip(from) {
+                    out[strip][half] = op!({
+                        let fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+                        _mm256_cvtepi32_ps(_mm256_add_epi32(fours, _mm256_set1_epi32(*from)))
+                    });
+                }
             }
         }
         out
     }
 
     #[inline(always)]
-    fn round(self, x: Self::W) -> [i32; WIDE] {
-        let mut to = [0; WIDE];
+    fn magnitude(self, x: &[f32; 2 * WIDE]) -> u32 {
         op!({
-            let at: *mut __m256i = to.as_mut_ptr().cast();
-            _mm256_storeu_si256(at, _mm256_cvtps_epi32(x[0]));
-            _mm256_storeu_si256(at.add(1), _mm256_cvtps_epi32(x[1]));
+            let mut most = _mm256_setzero_si256();
+            for x in x.as_chunks::<LANES>().0 {
+                let x = _mm256_loadu_si256(x.as_ptr().cast());
+                most = _mm256_max_epu32(most, _mm256_and_si256(x, _mm256_set1_epi32(i32::MAX)));
+            }
+            let four = _mm_max_epu32(_mm256_castsi256_si128(most), _mm256_extracti128_si256::<1>(most));
+            let two = _mm_max_epu32(four, _mm_shuffle_epi32::<0b1110>(four));
+            _mm_cvtsi128_si32(_mm_max_epu32(two, _mm_shuffle_epi32::<1>(two))) as u32
+        })
+    }
+
+    #[inline(always)]
+    fn to_bytes(self, x: &[f32; 2 * WIDE], by: f32) -> ([i8; 2 * WIDE], i32) {
+        let mut bytes = [0; 2 * WIDE];
+        let sum = op!({
+            let by = _mm256_set1_ps(by);
+            let mut whole = [_mm256_setzero_si256(); 4];
+            for (whole, x) in whole.iter_mut().zip(x.as_chunks::<LANES>().0) {
+                *whole = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x.as_ptr()), by));
+            }
+            let [a, b, c, d] = whole;
+            // Packing goes by halves of the registers: the quads come out as 0 2 4 6 1 3 5 7.
+            let packed = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+            let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+            _mm256_storeu_si256(
+                bytes.as_mut_ptr().cast(),
+                _mm256_permutevar8x32_epi32(packed, order),
+            );
+            let eight = _mm256_add_epi32(_mm256_add_epi32(a, b), _mm256_add_epi32(c, d));
+            let four = _mm_add_epi32(
+                _mm256_castsi256_si128(eight),
+                _mm256_extracti128_si256::<1>(eight),
+            );
+            let two = _mm_add_epi32(four, _mm_shuffle_epi32::<0b1110>(four));
+            _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32::<1>(two)))
         });
-        to
+        (bytes, sum)
     }
 }

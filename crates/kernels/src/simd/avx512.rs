@@ -43,6 +43,40 @@ fn whole(line: &Line) -> __m512i {
     op!(_mm512_loadu_si512(std::ptr::from_ref(line).cast()))
 }
 
+#[inline(always)]
+fn absolute(x: __m512i) -> __m512i {
+    op!(_mm512_and_si512(x, _mm512_set1_epi32(i32::MAX)))
+}
+
+/// Each row's sum to begin with, for two strips.
+#[inline(always)]
+fn starts<const R: usize>(from: &[i32; R]) -> [[__m512i; 2]; R] {
+    let mut sums = [[op!(_mm512_setzero_si512()); 2]; R];
+    for (sums, from) in sums.iter_mut().zip(from) {
+        *sums = [op!(_mm512_set1_epi32(*from)); 2];
+    }
+    sums
+}
+
+/// Adds the products of four weights an output.
+#[inline(always)]
+fn multiply<const R: usize>(sums: &mut [[__m512i; 2]; R], weights: [__m512i; 2], x: &[i32; R]) {
+    for (sums, x) in sums.iter_mut().zip(x) {
+        let x = op!(_mm512_set1_epi32(*x));
+        sums[0] = op!(_mm512_dpbusd_epi32(sums[0], weights[0], x));
+        sums[1] = op!(_mm512_dpbusd_epi32(sums[1], weights[1], x));
+    }
+}
+
+#[inline(always)]
+fn floats<const R: usize>(sums: [[__m512i; 2]; R]) -> [[__m512; 2]; R] {
+    let mut floats = [[op!(_mm512_setzero_ps()); 2]; R];
+    for (floats, sums) in floats.iter_mut().zip(sums) {
+        *floats = op!([_mm512_cvtepi32_ps(sums[0]), _mm512_cvtepi32_ps(sums[1])]);
+    }
+    floats
+}
+
 impl Simd for Avx512 {
     eight_lanes!();
 
@@ -121,43 +155,61 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn dot_bytes<const R: usize>(self, lines: [&Line; 8], x: &[[i32; R]; 8], from: &[i32; R]) -> [__m512; R] {
-        let mut sums = from.map(|x| op!(_mm512_set1_epi32(x)));
-        for (line, x) in lines.into_iter().zip(x) {
-            let w = whole(line);
-            for (sum, x) in sums.iter_mut().zip(x) {
-                *sum = op!(_mm512_dpbusd_epi32(*sum, w, _mm512_set1_epi32(*x)));
-            }
+    fn dot_bytes<const R: usize>(self, lines: &[Line], x: &[[i32; R]], from: &[i32; R]) -> [[__m512; 2]; R] {
+        let mut sums = starts(from);
+        for (lines, x) in lines.as_chunks::<2>().0.iter().zip(x) {
+            let weights = [whole(&lines[0]), whole(&lines[1])];
+            multiply(&mut sums, weights, x);
         }
-        sums.map(|sum| op!(_mm512_cvtepi32_ps(sum)))
+        floats(sums)
     }
 
     #[inline(always)]
     fn dot_nibbles<const R: usize>(
         self,
-        lines: [&Line; 4],
-        x: &[[i32; R]; 8],
+        lines: &[Line],
+        x: &[[i32; R]],
         from: &[i32; R],
-    ) -> [__m512; R] {
-        let mut sums = from.map(|x| op!(_mm512_set1_epi32(x)));
-        for (line, x) in lines.into_iter().zip(x.as_chunks::<2>().0) {
-            op!({
-                let both = whole(line);
-                let low = _mm512_and_si512(both, _mm512_set1_epi8(15));
-                let high = _mm512_and_si512(_mm512_srli_epi16::<4>(both), _mm512_set1_epi8(15));
-                for (r, sum) in sums.iter_mut().enumerate() {
-                    *sum = _mm512_dpbusd_epi32(*sum, low, _mm512_set1_epi32(x[0][r]));
-                    *sum = _mm512_dpbusd_epi32(*sum, high, _mm512_set1_epi32(x[1][r]));
-                }
-            });
+    ) -> [[__m512; 2]; R] {
+        let mut sums = starts(from);
+        for (lines, x) in lines.as_chunks::<2>().0.iter().zip(x.as_chunks::<2>().0) {
+            let [a, b] = [whole(&lines[0]), whole(&lines[1])];
+            let mask = op!(_mm512_set1_epi8(15));
+            let low = op!([_mm512_and_si512(a, mask), _mm512_and_si512(b, mask)]);
+            let high = op!([
+                _mm512_and_si512(_mm512_srli_epi16::<4>(a), mask),
+                _mm512_and_si512(_mm512_srli_epi16::<4>(b), mask)
+            ]);
+            multiply(&mut sums, low, &x[0]);
+            multiply(&mut sums, high, &x[1]);
         }
-        sums.map(|sum| op!(_mm512_cvtepi32_ps(sum)))
+        floats(sums)
     }
 
     #[inline(always)]
-    fn round(self, x: __m512) -> [i32; WIDE] {
-        let mut to = [0; WIDE];
-        op!(_mm512_storeu_si512(to.as_mut_ptr().cast(), _mm512_cvtps_epi32(x)));
-        to
+    fn magnitude(self, x: &[f32; 2 * WIDE]) -> u32 {
+        op!({
+            let at: *const __m512i = x.as_ptr().cast();
+            let most = _mm512_max_epu32(
+                absolute(_mm512_loadu_si512(at)),
+                absolute(_mm512_loadu_si512(at.add(1))),
+            );
+            _mm512_reduce_max_epu32(most)
+        })
+    }
+
+    #[inline(always)]
+    fn to_bytes(self, x: &[f32; 2 * WIDE], by: f32) -> ([i8; 2 * WIDE], i32) {
+        let mut bytes = [0; 2 * WIDE];
+        let sum = op!({
+            let by = _mm512_set1_ps(by);
+            let to: *mut __m128i = bytes.as_mut_ptr().cast();
+            let a = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x.as_ptr()), by));
+            let b = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x.as_ptr().add(WIDE)), by));
+            _mm_storeu_si128(to, _mm512_cvtepi32_epi8(a));
+            _mm_storeu_si128(to.add(1), _mm512_cvtepi32_epi8(b));
+            _mm512_reduce_add_epi32(_mm512_add_epi32(a, b))
+        });
+        (bytes, sum)
     }
 }

@@ -83,21 +83,24 @@ pub(crate) trait Simd: Copy {
     fn bf16_pairs(self, line: &Line) -> [Self::W; 2];
     /// `(u32 >> shift) & mask` of sixteen little-endian u32. The result is below 2^24.
     fn bits(self, line: &Line, shift: i32, mask: i32) -> Self::W;
-    /// For each of `R` rows `from[r]` plus the sum of 32 products, of unsigned bytes less [`BYTE_OFFSET`](Self::BYTE_OFFSET)
-    /// with the signed bytes in `x[..][r]`, none of which is -128. Lane `o` has the bytes `4 o ..` of each line, and they
-    /// meet the bytes of one `x` in memory order. Exact.
-    fn dot_bytes<const R: usize>(self, lines: [&Line; 8], x: &[[i32; R]; 8], from: &[i32; R])
-        -> [Self::W; R];
+    /// Of two strips, whose lines alternate, for each of `R` rows `from[r]` plus a sum of products: of unsigned bytes less
+    /// [`BYTE_OFFSET`](Self::BYTE_OFFSET) with the signed bytes in `x[..][r]`, none of which is -128. Lane `o` has the bytes
+    /// `4 o ..` of each line, and they meet the bytes of one `x` in memory order. Exact up to 64 lines.
+    ///
+    /// Lengths are left to run time on purpose: a loop that is unrolled whole is reordered until its registers run out.
+    fn dot_bytes<const R: usize>(self, lines: &[Line], x: &[[i32; R]], from: &[i32; R]) -> [[Self::W; 2]; R];
     /// As [`dot_bytes`](Self::dot_bytes), of half bytes, nothing taken from them: a line's low halves meet one `x`, its
-    /// high halves the next.
+    /// high halves the next. Exact up to 8 lines.
     fn dot_nibbles<const R: usize>(
         self,
-        lines: [&Line; 4],
-        x: &[[i32; R]; 8],
+        lines: &[Line],
+        x: &[[i32; R]],
         from: &[i32; R],
-    ) -> [Self::W; R];
-    /// Nearest whole numbers, ties to even; anything for what does not fit.
-    fn round(self, x: Self::W) -> [i32; WIDE];
+    ) -> [[Self::W; 2]; R];
+    /// The largest magnitude as bits, by which NaN is above infinity and infinity above all numbers.
+    fn magnitude(self, x: &[f32; 2 * WIDE]) -> u32;
+    /// The nearest whole numbers to `x * by`, ties to even, as bytes, and their sum. All are in -127..=127.
+    fn to_bytes(self, x: &[f32; 2 * WIDE], by: f32) -> ([i8; 2 * WIDE], i32);
 
     /// Asks for the cache line at an address, which need not be a valid one. Only a hint.
     #[inline(always)]

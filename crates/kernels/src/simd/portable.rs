@@ -146,42 +146,47 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn dot_bytes<const R: usize>(
-        self,
-        lines: [&Line; 8],
-        x: &[[i32; R]; 8],
-        from: &[i32; R],
-    ) -> [Self::W; R] {
+    fn dot_bytes<const R: usize>(self, lines: &[Line], x: &[[i32; R]], from: &[i32; R]) -> [[Self::W; 2]; R] {
         std::array::from_fn(|r| {
-            let mut sums = [from[r]; WIDE];
-            for (line, x) in lines.into_iter().zip(x) {
-                dot(&mut sums, line.view(), x[r]);
-            }
-            sums.map(|sum| sum as f32)
+            [0, 1].map(|strip| {
+                let mut sums = [from[r]; WIDE];
+                for (lines, x) in lines.as_chunks::<2>().0.iter().zip(x) {
+                    dot(&mut sums, lines[strip].view(), x[r]);
+                }
+                sums.map(|sum| sum as f32)
+            })
         })
     }
 
     #[inline(always)]
     fn dot_nibbles<const R: usize>(
         self,
-        lines: [&Line; 4],
-        x: &[[i32; R]; 8],
+        lines: &[Line],
+        x: &[[i32; R]],
         from: &[i32; R],
-    ) -> [Self::W; R] {
+    ) -> [[Self::W; 2]; R] {
         std::array::from_fn(|r| {
-            let mut sums = [from[r]; WIDE];
-            for (line, x) in lines.into_iter().zip(x.as_chunks::<2>().0) {
-                let both: &[[u8; 4]; WIDE] = line.view();
-                dot(&mut sums, &both.map(|x| x.map(|x| x & 15)), x[0][r]);
-                dot(&mut sums, &both.map(|x| x.map(|x| x >> 4)), x[1][r]);
-            }
-            sums.map(|sum| sum as f32)
+            [0, 1].map(|strip| {
+                let mut sums = [from[r]; WIDE];
+                for (lines, x) in lines.as_chunks::<2>().0.iter().zip(x.as_chunks::<2>().0) {
+                    let both: &[[u8; 4]; WIDE] = lines[strip].view();
+                    dot(&mut sums, &both.map(|x| x.map(|x| x & 15)), x[0][r]);
+                    dot(&mut sums, &both.map(|x| x.map(|x| x >> 4)), x[1][r]);
+                }
+                sums.map(|sum| sum as f32)
+            })
         })
     }
 
     #[inline(always)]
-    fn round(self, x: Self::W) -> [i32; WIDE] {
-        x.map(|x| x.round_ties_even() as i32)
+    fn magnitude(self, x: &[f32; 2 * WIDE]) -> u32 {
+        x.iter().fold(0, |most, x| most.max(x.abs().to_bits()))
+    }
+
+    #[inline(always)]
+    fn to_bytes(self, x: &[f32; 2 * WIDE], by: f32) -> ([i8; 2 * WIDE], i32) {
+        let bytes = x.map(|x| (x * by).round_ties_even() as i8);
+        (bytes, bytes.iter().map(|x| i32::from(*x)).sum())
     }
 }
 
