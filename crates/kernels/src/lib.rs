@@ -7,7 +7,9 @@
 //!
 //! # Threads
 //! Operations use the current rayon pool, the caller included. Install a pool of the size you want around a whole
-//! forward pass; a pool of one thread runs everything on it.
+//! forward pass; a pool of one thread runs everything on it. Between operations that follow each other closely the
+//! pool's threads look out for the next one, for 50 microseconds at most, then they are the pool's again. No thread is
+//! pinned to a core.
 //!
 //! # Instruction sets
 //! x86-64 with AVX2, FMA and F16C is found at run time; anything else runs portable code that gives the same bits.

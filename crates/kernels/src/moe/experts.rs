@@ -88,7 +88,7 @@ impl SparseExperts {
         let work = 3 * parts.len() * self.shape.width;
         let shared = Shared::new(&mut parts);
         let failed = Mutex::new(Ok(()));
-        // A task is an expert, and its layers hand out their tiles to whoever has no expert of his own to do.
+        // A task is an expert, whole: its layers find the threads at work.
         pool::for_each(groups.active.len(), work, &|group| {
             let (expert, range) = groups.group(group);
             let mut gathered = Vec::with_capacity(range.len() * hidden);

@@ -1,38 +1,39 @@
 //! Work is split over outputs and handed out by a counter, in the current rayon pool.
 
+mod gate;
+mod team;
+
+#[cfg(test)]
+mod tests;
+
+/// Where the gate's atomics come from: its model checker has others.
+mod atomic {
+    pub(super) use std::sync::atomic::{AtomicU64, Ordering};
+}
+
 use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Multiply-adds, or elements moved, below which waking a second thread costs more than it saves.
-const WORTH_A_THREAD: usize = 64 * 1024;
+/// Multiply-adds, or elements moved, below which a second thread costs more than it saves.
+const WORTH_A_THREAD: usize = 32 * 1024;
 
 /// Runs `task` for every number below `tasks`. `work` is what all of them cost together, in multiply-adds.
 ///
-/// Which thread runs a task is left open, so a task must not depend on another. The caller takes part.
+/// Which thread runs a task is left open, so a task must not depend on another. The caller takes part. In a task it runs
+/// all tasks on the calling thread.
+///
+/// # Panics
+/// A task does; the others that were begun are over then.
 pub(crate) fn for_each(tasks: usize, work: usize, task: &(dyn Fn(usize) + Sync)) {
     let threads = rayon::current_num_threads()
         .min(tasks)
         .min(1 + work / WORTH_A_THREAD);
     if threads <= 1 {
         (0..tasks).for_each(task);
-        return;
+    } else {
+        team::share(threads - 1, tasks, task);
     }
-    let next = AtomicUsize::new(0);
-    let drain = || loop {
-        let index = next.fetch_add(1, Ordering::Relaxed);
-        if index >= tasks {
-            break;
-        }
-        task(index);
-    };
-    rayon::scope(|scope| {
-        for _ in 1..threads {
-            scope.spawn(|_| drain());
-        }
-        drain();
-    });
 }
 
 /// Lends a task `len` numbers to work on, whatever is in them. A thread keeps its largest loan, so that a decode step
