@@ -3,7 +3,7 @@
 use recant_core::candle::{DType, Tensor};
 use recant_core::{AttentionLayout, KvView, Result};
 use recant_kernels::{
-    attention, attention_inputs, AttentionSegment, AttentionShape, Backend, Linear, RotaryTable,
+    attention, attention_inputs, AttentionSegment, AttentionShape, Backend, Linear, RotaryTable, Weight,
 };
 
 use crate::norm::one_plus;
@@ -13,13 +13,13 @@ use crate::Sequence;
 #[derive(Debug, Clone)]
 pub struct AttentionWeights {
     /// `[heads * head_dim * (2 if gated), hidden_size]`; gated: each head's query rows, then its gate rows.
-    pub q: Tensor,
+    pub q: Weight,
     /// `[kv_heads * head_dim, hidden_size]`.
-    pub k: Tensor,
+    pub k: Weight,
     /// `[kv_heads * head_dim, hidden_size]`.
-    pub v: Tensor,
+    pub v: Weight,
     /// `[hidden_size, heads * head_dim]`.
-    pub o: Tensor,
+    pub o: Weight,
     /// Biases of the four, if the layer has any.
     pub biases: Option<[Tensor; 4]>,
     /// `[head_dim]`, zero-centred.
@@ -43,14 +43,13 @@ impl GatedAttention {
     /// # Errors
     /// Tensors of other shapes than `shape` asks for.
     pub fn new(backend: Backend, shape: AttentionShape, weights: &AttentionWeights) -> Result<Self> {
-        let parts = [weights.q.clone(), weights.k.clone(), weights.v.clone()];
         let (input_bias, out_bias) = match &weights.biases {
             Some([q, k, v, o]) => (Some(Tensor::cat(&[q, k, v], 0)?), Some(o)),
             None => (None, None),
         };
         Ok(Self {
-            inputs: Linear::new(backend, &parts, input_bias.as_ref())?,
-            out: Linear::new(backend, std::slice::from_ref(&weights.o), out_bias)?,
+            inputs: Linear::new(backend, [&weights.q, &weights.k, &weights.v], input_bias.as_ref())?,
+            out: Linear::new(backend, [&weights.o], out_bias)?,
             q_norm: one_plus(&weights.q_norm)?,
             k_norm: one_plus(&weights.k_norm)?,
             backend,

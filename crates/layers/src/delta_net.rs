@@ -2,7 +2,7 @@
 
 use recant_core::candle::Tensor;
 use recant_core::{RecurrentLayout, Result};
-use recant_kernels::{Backend, DeltaSegment, GatedDelta, GatedDeltaShape, Linear};
+use recant_kernels::{Backend, DeltaSegment, GatedDelta, GatedDeltaShape, Linear, Weight};
 
 use crate::Sequence;
 
@@ -12,13 +12,13 @@ use crate::Sequence;
 #[derive(Debug, Clone)]
 pub struct DeltaInputs {
     /// `[C, hidden_size]`: all q rows, all k rows, all v rows.
-    pub qkv: Tensor,
+    pub qkv: Weight,
     /// `[value_heads * value_dim, hidden_size]`.
-    pub z: Tensor,
+    pub z: Weight,
     /// `[value_heads, hidden_size]`.
-    pub b: Tensor,
+    pub b: Weight,
     /// `[value_heads, hidden_size]`.
-    pub a: Tensor,
+    pub a: Weight,
 }
 
 /// Tensors of a Gated DeltaNet layer.
@@ -35,7 +35,7 @@ pub struct DeltaNetWeights {
     /// `[value_dim]`, multiplied as it is.
     pub norm: Tensor,
     /// `[hidden_size, value_heads * value_dim]`.
-    pub out: Tensor,
+    pub out: Weight,
 }
 
 /// A Gated DeltaNet layer.
@@ -51,9 +51,8 @@ impl GatedDeltaNet {
     /// Tensors of other shapes than `shape` asks for.
     pub fn new(backend: Backend, shape: GatedDeltaShape, weights: &DeltaNetWeights) -> Result<Self> {
         let DeltaInputs { qkv, z, b, a } = &weights.inputs;
-        let parts = [qkv, z, b, a].map(Clone::clone);
         Ok(Self {
-            inputs: Linear::new(backend, &parts, None)?,
+            inputs: Linear::new(backend, [qkv, z, b, a], None)?,
             delta: GatedDelta::new(
                 backend,
                 shape,
@@ -62,7 +61,7 @@ impl GatedDeltaNet {
                 &weights.dt_bias,
                 &weights.norm,
             )?,
-            out: Linear::new(backend, std::slice::from_ref(&weights.out), None)?,
+            out: Linear::new(backend, [&weights.out], None)?,
         })
     }
 

@@ -6,7 +6,7 @@ use recant_core::candle::Tensor;
 use recant_core::{
     Hidden, LanguageModel, ModelSpec, Output, Result, Rows, Segment, SegmentOutput, StackLayout,
 };
-use recant_kernels::{Backend, Linear, Rotary};
+use recant_kernels::{Linear, Rotary};
 use recant_weights::{Folder, Inventory, Source, Weights};
 
 use crate::{Assembly, Config, DecoderBlock, Error, Family, LoadOptions, RmsNorm, Sequence};
@@ -34,7 +34,6 @@ struct Trunk {
     /// Absent when the embedding is the head.
     head: Option<Linear>,
     rotary: Rotary,
-    backend: Backend,
 }
 
 impl HybridModel {
@@ -109,7 +108,6 @@ impl HybridModel {
                 norm,
                 head,
                 rotary,
-                backend: options.backend,
             }),
             head_rows: None,
         })

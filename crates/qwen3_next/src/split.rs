@@ -42,10 +42,10 @@ impl Split {
         let k = self.rows(qkvz, self.keys, self.keys)?;
         let v = self.rows(qkvz, 2 * self.keys, self.values)?;
         Ok(DeltaInputs {
-            qkv: Tensor::cat(&[q, k, v], 0)?,
-            z: self.rows(qkvz, 2 * self.keys + self.values, self.values)?,
-            b: self.rows(ba, 0, self.heads)?,
-            a: self.rows(ba, self.heads, self.heads)?,
+            qkv: Tensor::cat(&[q, k, v], 0)?.into(),
+            z: self.rows(qkvz, 2 * self.keys + self.values, self.values)?.into(),
+            b: self.rows(ba, 0, self.heads)?.into(),
+            a: self.rows(ba, self.heads, self.heads)?.into(),
         })
     }
 

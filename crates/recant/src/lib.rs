@@ -39,7 +39,7 @@ pub use error::{Error, Result};
 pub use loaded::{load, load_with, Loaded};
 pub use recant_core::{CacheOptions, Hidden};
 pub use recant_generate::{Depth, DraftVocabulary, Finish, Phases, Round, Token};
-pub use recant_layers::{Backend, LoadOptions};
+pub use recant_layers::{ActivationPrecision, Backend, GroupFormat, LoadOptions};
 pub use recant_mtp::{Agreement, HeadCheck, Suspicion};
 pub use session::{Event, Run, Session, SessionBuilder, Stats};
 pub use text::Text;

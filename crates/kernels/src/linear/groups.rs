@@ -224,21 +224,22 @@ impl<const BITS: usize> Packed<BITS> {
         }
     }
 
-    /// Adds a chunk's biases, if there are any, times the rows' sums.
+    /// Adds a chunk's biases of some strips, if there are any, times the rows' sums.
     #[inline(always)]
     fn add_biases<S: Simd, const R: usize>(
         &self,
         s: S,
         scale_at: usize,
         sums: &[f32; R],
+        strips: Range<usize>,
         totals: &mut [Tile; R],
     ) {
         let Some(biases) = &self.biases else { return };
         let biases = biases.load_both(s, scale_at);
         for (totals, sum) in totals.iter_mut().zip(sums) {
             let sum = s.wide_splat(*sum);
-            for (total, bias) in totals.iter_mut().zip(biases) {
-                s.wide_store(s.wide_fma(bias, sum, s.wide_load(total)), total);
+            for (total, bias) in totals[strips.clone()].iter_mut().zip(&biases[strips.clone()]) {
+                s.wide_store(s.wide_fma(*bias, sum, s.wide_load(total)), total);
             }
         }
     }
@@ -354,9 +355,8 @@ impl<const BITS: usize> Full<'_, BITS> {
                     s.wide_store(s.wide_fma(scales[first + i], *part, s.wide_load(total)), total);
                 }
             }
-            if first + W == STRIPS {
-                self.0.add_biases(s, scale_at, rows.sums(group, chunk), totals);
-            }
+            self.0
+                .add_biases(s, scale_at, rows.sums(group, chunk), first..first + W, totals);
         }
     }
 }
@@ -407,7 +407,7 @@ impl<const BITS: usize> Matrix for Whole<'_, BITS> {
                     s.wide_store(sum, &mut totals[strip]);
                 }
             }
-            self.0.add_biases(s, scale_at, x.sums, totals);
+            self.0.add_biases(s, scale_at, x.sums, 0..STRIPS, totals);
         }
     }
 }

@@ -61,7 +61,11 @@ impl Assembly<'_> {
                 .collect::<Result<Vec<_>, _>>()
                 .map_err(recant_core::Error::from)?;
             let down = down.get(e).map_err(recant_core::Error::from)?;
-            Ok(Mlp::new(self.options.backend, &gate_up, &down)?)
+            let gate_up = gate_up
+                .iter()
+                .map(|weight| self.rounded(weight))
+                .collect::<Result<Vec<_>, _>>()?;
+            Ok(Mlp::new(self.options.backend, gate_up, self.rounded(down)?)?)
         };
         (0..count)
             .map(|e| expert(e).map_err(|error: recant_core::Error| Error::part(prefix, error)))
@@ -74,11 +78,10 @@ impl Assembly<'_> {
         (0..shape.experts)
             .map(|e| {
                 let prefix = format!("{prefix}.experts.{e}");
-                let mut take =
-                    |name, shape: [usize; 2]| self.take(&format!("{prefix}.{name}.weight"), &shape);
+                let mut take = |name, shape| self.weight(&format!("{prefix}.{name}.weight"), shape);
                 let gate_up = [take(gate, [width, hidden])?, take(up, [width, hidden])?];
                 let down = take(down, [hidden, width])?;
-                Mlp::new(self.options.backend, &gate_up, &down).map_err(|e| Error::part(&prefix, e))
+                Mlp::new(self.options.backend, gate_up, down).map_err(|e| Error::part(&prefix, e))
             })
             .collect()
     }

@@ -3,7 +3,9 @@
 mod experts;
 
 use recant_core::candle::{Device, Tensor};
-use recant_kernels::{AttentionShape, Backend, Linear};
+use recant_kernels::{
+    ActivationPrecision, AttentionShape, Backend, GroupFormat, GroupWeights, Linear, Weight,
+};
 use recant_weights::Source;
 
 use crate::{
@@ -18,6 +20,11 @@ pub struct LoadOptions {
     pub backend: Backend,
     /// Where the weights are put.
     pub device: Device,
+    /// Rounds matrices to groups while they are loaded, where their input features are a multiple of the group: all but
+    /// the small ones of gates and routers. `None` leaves each in the type that it is stored in.
+    pub quantize: Option<GroupFormat>,
+    /// What activations are rounded to where they meet weights in groups.
+    pub activations: ActivationPrecision,
 }
 
 impl Default for LoadOptions {
@@ -26,6 +33,8 @@ impl Default for LoadOptions {
         Self {
             backend: Backend::Cpu,
             device: Device::Cpu,
+            quantize: None,
+            activations: ActivationPrecision::default(),
         }
     }
 }
@@ -86,10 +95,32 @@ impl<'a> Assembly<'a> {
             .map_err(|e| Error::part(name, e))
     }
 
+    /// A matrix of exactly this shape, rounded if the options say so.
+    ///
+    /// # Errors
+    /// As [`take`](Self::take) says, or a weight that cannot be rounded.
+    pub fn weight(&mut self, name: &str, shape: [usize; 2]) -> Result<Weight> {
+        let tensor = self.take(name, &shape)?;
+        self.rounded(tensor).map_err(|e| Error::part(name, e))
+    }
+
+    /// A matrix as the options want it.
+    fn rounded(&self, weight: impl Into<Weight>) -> recant_kernels::Result<Weight> {
+        let activations = self.options.activations;
+        Ok(match (weight.into(), self.options.quantize) {
+            (Weight::Float(tensor), Some(format)) if fits(&tensor, format) => {
+                let weights = GroupWeights::quantize(&tensor.to_device(&Device::Cpu)?, format)?;
+                weights.with_activations(activations).into()
+            }
+            (Weight::Float(tensor), _) => tensor.into(),
+            (Weight::Groups(weights), _) => weights.with_activations(activations).into(),
+        })
+    }
+
     /// A layer without a bias of the matrix `[rows, width]` of this name.
     pub fn linear(&mut self, name: &str, rows: usize, width: usize) -> Result<Linear> {
-        let weight = self.take(name, &[rows, width])?;
-        Linear::new(self.options.backend, &[weight], None).map_err(|e| Error::part(name, e))
+        let weight = self.weight(name, [rows, width])?;
+        Linear::new(self.options.backend, [weight], None).map_err(|e| Error::part(name, e))
     }
 
     /// A zero-centred norm over the residual stream.
@@ -126,10 +157,10 @@ impl<'a> Assembly<'a> {
     /// The MLP of this width whose names begin with `prefix`.
     pub fn mlp(&mut self, prefix: &str, width: usize) -> Result<Mlp> {
         let hidden = self.config.hidden_size;
-        let gate = self.take(&format!("{prefix}.gate_proj.weight"), &[width, hidden])?;
-        let up = self.take(&format!("{prefix}.up_proj.weight"), &[width, hidden])?;
-        let down = self.take(&format!("{prefix}.down_proj.weight"), &[hidden, width])?;
-        Mlp::new(self.options.backend, &[gate, up], &down).map_err(|e| Error::part(prefix, e))
+        let gate = self.weight(&format!("{prefix}.gate_proj.weight"), [width, hidden])?;
+        let up = self.weight(&format!("{prefix}.up_proj.weight"), [width, hidden])?;
+        let down = self.weight(&format!("{prefix}.down_proj.weight"), [hidden, width])?;
+        Mlp::new(self.options.backend, [gate, up], down).map_err(|e| Error::part(prefix, e))
     }
 
     fn attention(&mut self, prefix: &str) -> Result<GatedAttention> {
@@ -146,10 +177,10 @@ impl<'a> Assembly<'a> {
         let (inner, kv) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
         let q_rows = if shape.gated { 2 * inner } else { inner };
         let weights = AttentionWeights {
-            q: self.take(&format!("{prefix}.q_proj.weight"), &[q_rows, hidden])?,
-            k: self.take(&format!("{prefix}.k_proj.weight"), &[kv, hidden])?,
-            v: self.take(&format!("{prefix}.v_proj.weight"), &[kv, hidden])?,
-            o: self.take(&format!("{prefix}.o_proj.weight"), &[hidden, inner])?,
+            q: self.weight(&format!("{prefix}.q_proj.weight"), [q_rows, hidden])?,
+            k: self.weight(&format!("{prefix}.k_proj.weight"), [kv, hidden])?,
+            v: self.weight(&format!("{prefix}.v_proj.weight"), [kv, hidden])?,
+            o: self.weight(&format!("{prefix}.o_proj.weight"), [hidden, inner])?,
             biases: if config.attention_bias {
                 Some([
                     self.take(&format!("{prefix}.q_proj.bias"), &[q_rows])?,
@@ -172,15 +203,19 @@ impl<'a> Assembly<'a> {
         let channels = self.config.linear_channels();
         let family = self.family;
         let conv = self.take(&format!("{prefix}.conv1d.weight"), &[channels, 1, taps])?;
+        let mut inputs = family.delta_inputs(self, prefix)?;
+        for weight in [&mut inputs.qkv, &mut inputs.z] {
+            *weight = self.rounded(&*weight).map_err(|e| Error::part(prefix, e))?;
+        }
         let weights = DeltaNetWeights {
-            inputs: family.delta_inputs(self, prefix)?,
+            inputs,
             conv: conv.squeeze(1).map_err(|e| Error::part(prefix, e))?,
             a_log: self.take(&format!("{prefix}.A_log"), &[heads])?,
             dt_bias: self.take(&format!("{prefix}.dt_bias"), &[heads])?,
             norm: self.take(&format!("{prefix}.norm.weight"), &[shape.value_dim])?,
-            out: self.take(
+            out: self.weight(
                 &format!("{prefix}.out_proj.weight"),
-                &[hidden, heads * shape.value_dim],
+                [hidden, heads * shape.value_dim],
             )?,
         };
         GatedDeltaNet::new(self.options.backend, shape, &weights).map_err(|e| Error::part(prefix, e))
@@ -191,16 +226,29 @@ impl<'a> Assembly<'a> {
         let shape = self.config.delta_shape();
         let (hidden, heads) = (self.config.hidden_size, shape.value_heads);
         Ok(DeltaInputs {
-            qkv: self.take(
-                &format!("{prefix}.in_proj_qkv.weight"),
-                &[self.config.linear_channels(), hidden],
-            )?,
-            z: self.take(
-                &format!("{prefix}.in_proj_z.weight"),
-                &[heads * shape.value_dim, hidden],
-            )?,
-            b: self.take(&format!("{prefix}.in_proj_b.weight"), &[heads, hidden])?,
-            a: self.take(&format!("{prefix}.in_proj_a.weight"), &[heads, hidden])?,
+            qkv: self
+                .take(
+                    &format!("{prefix}.in_proj_qkv.weight"),
+                    &[self.config.linear_channels(), hidden],
+                )?
+                .into(),
+            z: self
+                .take(
+                    &format!("{prefix}.in_proj_z.weight"),
+                    &[heads * shape.value_dim, hidden],
+                )?
+                .into(),
+            b: self
+                .take(&format!("{prefix}.in_proj_b.weight"), &[heads, hidden])?
+                .into(),
+            a: self
+                .take(&format!("{prefix}.in_proj_a.weight"), &[heads, hidden])?
+                .into(),
         })
     }
+}
+
+/// Whether a matrix can be rounded to groups of this format.
+fn fits(tensor: &Tensor, format: GroupFormat) -> bool {
+    tensor.rank() == 2 && format.group > 0 && tensor.dims()[1].is_multiple_of(format.group)
 }
