@@ -807,9 +807,8 @@ impl LanguageModel for Short {
     fn forward(&self, batch: &mut [recant::core::Segment<'_>]) -> recant::core::Result<recant::core::Output> {
         let mut output = self.0.forward(batch)?;
         for segment in &mut output.segments {
-            if let Some(logits) = &segment.logits {
-                let rows = logits.dims()[0];
-                segment.logits = Some(logits.narrow(0, 0, rows - usize::from(rows > 1))?);
+            if let Some(largest) = segment.largest.as_mut().filter(|rows| rows.len() > 1) {
+                largest.pop();
             }
         }
         Ok(output)

@@ -7,8 +7,11 @@ use std::sync::Arc;
 
 use common::{bits, feed, folder_or_skip, load, seeded, text_ids, tiny, tiny_of, Result, Rng};
 use recant::candle::{DType, Tensor};
-use recant::core::{Cache, CacheOptions, Hidden, LanguageModel, Rows, Segment, Snapshot, Window};
-use recant::Threads;
+use recant::core::{
+    largest, Cache, CacheOptions, Hidden, LanguageModel, Output, Readout, Rows, Segment, SegmentOutput,
+    Snapshot, Window,
+};
+use recant::{ActivationPrecision, GroupFormat, LoadOptions, Threads};
 use recant_weights::Source;
 use serde_json::{json, Value};
 
@@ -103,6 +106,85 @@ fn mixtures_of_sizes_that_fill_no_vector_and_layers_without_experts_keep_the_law
     holds(&*model, &random_ids(TOKENS), &CacheOptions::default(), 4)
 }
 
+#[test]
+fn weights_in_groups_keep_the_law() -> Result<()> {
+    let configs = [seeded::dense(|_| {}), seeded::moe(|_| {}), seeded::next(|_| {})];
+    for (bits, group, affine, scales) in [
+        (8, 32, false, DType::F16),
+        (8, 64, true, DType::BF16),
+        (4, 32, false, DType::F16),
+        (4, 64, true, DType::F32),
+    ] {
+        for activations in [ActivationPrecision::Int8, ActivationPrecision::Full] {
+            let options = LoadOptions {
+                quantize: Some(GroupFormat {
+                    bits,
+                    group,
+                    affine,
+                    scales,
+                }),
+                activations,
+                ..LoadOptions::default()
+            };
+            for config in &configs {
+                let mut source = seeded::Seeded {
+                    seed: 9,
+                    dtype: DType::BF16,
+                };
+                let model = seeded::model_of(config, "groups", &mut source, &options)?;
+                holds(&model, &random_ids(TOKENS), &CacheOptions::default(), 2)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn the_largest_logits_are_those_of_all_logits() -> Result<()> {
+    let model = tiny(|_| {})?;
+    let text = random_ids(9);
+    let run = |readouts: [Readout; 3], rows: [Rows; 3]| -> Result<Output> {
+        let mut stacks = (0..3)
+            .map(|_| Ok(model.new_caches(&CacheOptions::default())?))
+            .collect::<Result<Vec<_>>>()?;
+        let mut batch: Vec<_> = stacks
+            .iter_mut()
+            .zip([&text[..4], &text[..9], &text[2..5]])
+            .map(|(caches, tokens)| Segment::new(tokens, caches, Rows::All))
+            .collect();
+        for (segment, (readout, rows)) in batch.iter_mut().zip(readouts.into_iter().zip(rows)) {
+            (segment.readout, segment.logits) = (readout, rows);
+        }
+        Ok(model.forward(&mut batch)?)
+    };
+    let top = |count| Readout::Largest { count, among: 200 };
+    for rows in [
+        [Rows::All; 3],
+        [Rows::Last, Rows::None, Rows::All],
+        [Rows::None; 3],
+    ] {
+        let all = run([Readout::All; 3], rows)?;
+        for readouts in [
+            [top(1); 3],
+            [top(3), top(1), top(1)],
+            [Readout::All, top(2), Readout::All],
+        ] {
+            let got = run(readouts, rows)?;
+            for ((got, all), readout) in got.segments.iter().zip(&all.segments).zip(readouts) {
+                let (Readout::Largest { count, among }, Some(logits)) = (readout, &all.logits) else {
+                    assert!(got.largest.is_none());
+                    let bits_of = |output: &SegmentOutput| output.logits.as_ref().map(bits).transpose();
+                    assert_eq!(bits_of(got)?, bits_of(all)?.filter(|_| readout == Readout::All));
+                    continue;
+                };
+                assert!(got.logits.is_none());
+                assert_eq!(got.largest(count, among)?, largest(logits, count, among)?);
+            }
+        }
+    }
+    Ok(())
+}
+
 /// A router without preferences: all experts are equally probable, and every row goes to the first ones.
 #[test]
 fn a_mixture_whose_rows_all_go_to_the_same_experts_keeps_the_law() -> Result<()> {
@@ -125,7 +207,12 @@ fn a_mixture_whose_rows_all_go_to_the_same_experts_keeps_the_law() -> Result<()>
         seed: 7,
         dtype: DType::BF16,
     });
-    let model = seeded::model_of(&seeded::moe(|_| {}), "no preference", &mut source)?;
+    let model = seeded::model_of(
+        &seeded::moe(|_| {}),
+        "no preference",
+        &mut source,
+        &LoadOptions::default(),
+    )?;
     holds(&model, &random_ids(TOKENS), &CacheOptions::default(), 4)
 }
 

@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex};
 
 use common::{assert_same, feed, folder_or_skip, load, seeded, text_ids, tiny, tiny_of, Result, Rng};
 use recant::candle::{DType, Device, Tensor};
-use recant::core::{Cache, CacheOptions, CacheStack, LanguageModel, ModelSpec, Output, Segment, Window};
+use recant::core::{
+    Cache, CacheOptions, CacheStack, LanguageModel, ModelSpec, Output, Readout, Segment, Window,
+};
 use recant::generate::{CombinedDrafter, Decoder, Drafter, ModelDrafter, NgramDrafter};
 
 /// What a steered model shall choose: the token of `text` at each position, but another at `spoiled`.
@@ -31,6 +33,9 @@ impl LanguageModel for Steered {
     }
 
     fn forward(&self, batch: &mut [Segment<'_>]) -> recant::core::Result<Output> {
+        for segment in batch.iter_mut() {
+            segment.readout = Readout::All;
+        }
         let mut output = self.inner.forward(batch)?;
         let plan = self
             .plan

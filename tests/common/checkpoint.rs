@@ -47,7 +47,7 @@ pub fn tensors(config: &Value) -> Result<Tensors> {
         },
         tensors: Tensors::new(),
     };
-    seeded::model_of(config, "", &mut recorder)?;
+    seeded::model_of(config, "", &mut recorder, &recant::LoadOptions::default())?;
     Ok(recorder.tensors)
 }
 

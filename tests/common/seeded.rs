@@ -119,6 +119,7 @@ pub fn model(config: &Value, seed: u64, dtype: DType) -> Result<HybridModel, Box
         config,
         &format!("seeded-{seed}-{dtype:?}"),
         &mut Seeded { seed, dtype },
+        &LoadOptions::default(),
     )
 }
 
@@ -127,11 +128,11 @@ pub fn model_of(
     config: &Value,
     fingerprint: &str,
     source: &mut dyn Source,
+    options: &LoadOptions,
 ) -> Result<HybridModel, Box<dyn std::error::Error>> {
     let family = family(config);
     let config = Config::from_json(family, config, None)?;
-    let options = LoadOptions::default();
-    Ok(HybridModel::build(family, config, fingerprint, source, &options)?)
+    Ok(HybridModel::build(family, config, fingerprint, source, options)?)
 }
 
 /// Random tensors, a function of seed and name. Matrices have a standard deviation that keeps activations of

@@ -16,6 +16,7 @@
 mod arrays;
 mod blocks;
 mod cache;
+mod candidates;
 mod checkpoint;
 mod error;
 mod kv;
@@ -33,11 +34,12 @@ pub use arrays::ArraysCache;
 pub use cache::{
     AttentionCache, Cache, Footprint, KvBlock, KvView, RecordSlice, RecurrentCache, RecurrentStep,
 };
+pub use candidates::{largest, Candidate};
 pub use checkpoint::{Checkpoint, Ledger};
 pub use error::{Error, Result};
 pub use kv::KvCache;
 pub use layout::{ArraySpec, AttentionLayout, Fold, LayerLayout, RecurrentLayout, StackLayout};
-pub use model::{Hidden, LanguageModel, ModelSpec, Output, Rows, Segment, SegmentOutput};
+pub use model::{Hidden, LanguageModel, ModelSpec, Output, Readout, Rows, Segment, SegmentOutput};
 pub use rotating::{RotatingKvCache, Window};
 pub use snapshot::Snapshot;
 pub use stack::{CacheOptions, CacheStack, LayerCache};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 
-use crate::{Cache, CacheOptions, CacheStack, Error, Result, StackLayout};
+use crate::{largest, Cache, CacheOptions, CacheStack, Candidate, Error, Result, StackLayout};
 
 /// Which rows of a segment logits are wanted for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +37,20 @@ pub enum Hidden {
     PreNorm,
 }
 
+/// What is wanted of rows' logits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Readout {
+    /// All of them.
+    All,
+    /// The `count` largest among the first `among`, as [`largest`] gives them: without writing the others, where a model can.
+    Largest {
+        /// How many.
+        count: usize,
+        /// Ids from here on are passed over.
+        among: usize,
+    },
+}
+
 /// One sequence's share of a call: new tokens, and the caches that hold those before them.
 #[derive(Debug)]
 pub struct Segment<'a> {
@@ -46,17 +60,20 @@ pub struct Segment<'a> {
     pub caches: &'a mut CacheStack,
     /// Rows to give logits for.
     pub logits: Rows,
+    /// What to give of them.
+    pub readout: Readout,
     /// Which hidden rows of all tokens to give, if any.
     pub hidden: Option<Hidden>,
 }
 
 impl<'a> Segment<'a> {
-    /// A segment that wants the given logits and no hidden rows.
+    /// A segment that wants all logits of the given rows and no hidden rows.
     pub fn new(tokens: &'a [u32], caches: &'a mut CacheStack, logits: Rows) -> Self {
         Self {
             tokens,
             caches,
             logits,
+            readout: Readout::All,
             hidden: None,
         }
     }
@@ -65,8 +82,10 @@ impl<'a> Segment<'a> {
 /// What a call gives one segment.
 #[derive(Debug, Clone)]
 pub struct SegmentOutput {
-    /// `[rows wanted, vocab_size]` in f32; absent when none were wanted.
+    /// `[rows wanted, vocab_size]` in f32; absent when none were wanted, or only the largest and the model gives those.
     pub logits: Option<Tensor>,
+    /// The largest logits of each row wanted, if only those were. A model that cannot give them gives all logits.
+    pub largest: Option<Vec<Vec<Candidate>>>,
     /// `[tokens, hidden_size]`, of the kind asked for; absent when not wanted.
     pub hidden: Option<Tensor>,
 }
@@ -80,6 +99,18 @@ impl SegmentOutput {
         self.logits
             .as_ref()
             .ok_or_else(|| Error::mismatch("a segment's output", "logits", "none: ask for rows"))
+    }
+
+    /// The largest logits that were asked for, in whichever form the model gives them. The arguments are those that were
+    /// asked with.
+    ///
+    /// # Errors
+    /// The model gave neither them nor logits.
+    pub fn largest(&self, count: usize, among: usize) -> Result<Vec<Vec<Candidate>>> {
+        match &self.largest {
+            Some(largest) => Ok(largest.clone()),
+            None => Ok(largest(self.logits()?, count, among)?),
+        }
     }
 
     /// The hidden rows that were asked for.
@@ -223,6 +254,14 @@ pub trait LanguageModel: Send + Sync {
     fn project(&self, hidden: &Tensor) -> Result<Tensor> {
         let _ = hidden;
         Err(self.spec().not_offered("its head on its own (`project`)"))
+    }
+
+    /// The largest logits of such rows, as [`largest`] gives them.
+    ///
+    /// # Errors
+    /// As [`project`](Self::project) says.
+    fn project_largest(&self, hidden: &Tensor, count: usize, among: usize) -> Result<Vec<Vec<Candidate>>> {
+        Ok(largest(&self.project(hidden)?, count, among)?)
     }
 
     /// The same model with fewer logits: those of `ids` only, in that order, bit for bit those of the whole head. It shares

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use recant_core::candle::Tensor;
-use recant_core::{Cache, CacheStack, LanguageModel, Rows, Segment, Transaction};
+use recant_core::{Cache, CacheStack, LanguageModel, Readout, Rows, Segment, Transaction};
 
 use crate::depth::{Controller, Sample};
 use crate::greedy::choose;
@@ -276,12 +276,16 @@ impl Decoder {
         let mut round = Transaction::begin(&mut self.caches)?;
         lap(&mut time.rollback);
         let mut segment = Segment::new(&block, round.cache(), Rows::All);
+        segment.readout = Readout::Largest {
+            count: 1,
+            among: self.vocab,
+        };
         segment.hidden = hidden;
         let output = self.model.forward(&mut [segment])?;
         lap(&mut time.verify);
 
         let output = output.only()?;
-        let chosen = choose(output.logits()?, self.vocab, held + 1)?;
+        let chosen = choose(&output.largest(1, self.vocab)?, held + 1)?;
         if chosen.len() != block.len() {
             return Err(recant_core::Error::mismatch("rows of logits", block.len(), chosen.len()).into());
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use recant_core::candle::Tensor;
-use recant_core::{LanguageModel, ModelSpec};
+use recant_core::{Candidate, LanguageModel, ModelSpec, Readout, SegmentOutput};
 
 use crate::greedy::choose;
 use crate::{DraftVocabulary, Error, Result};
@@ -65,12 +65,33 @@ impl DraftHead {
         &*self.model
     }
 
-    /// The greedy choice from one row of its logits, as an id of the whole vocabulary. `position` is for messages.
+    /// What to ask of its logits, for [`choose`](Self::choose).
+    pub fn readout(&self) -> Readout {
+        Readout::Largest {
+            count: 1,
+            among: self.width,
+        }
+    }
+
+    /// The greedy choice after one row of a call that asked for the [`readout`](Self::readout), as an id of the whole
+    /// vocabulary. `position` is for messages.
     ///
     /// # Errors
-    /// No logit is a number, or the row is not of this head.
-    pub fn choose(&self, logits: &Tensor, position: usize) -> Result<u32> {
-        let chosen = choose(logits, self.width, position)?;
+    /// No logit is a number, or the output is not one row of this head.
+    pub fn choose(&self, output: &SegmentOutput, position: usize) -> Result<u32> {
+        self.chosen(&output.largest(1, self.width)?, position)
+    }
+
+    /// The same for one row that comes after the final norm: `[1, hidden_size]`.
+    ///
+    /// # Errors
+    /// As [`choose`](Self::choose) says, or the model does not offer [`LanguageModel::project`].
+    pub fn choose_after(&self, hidden: &Tensor, position: usize) -> Result<u32> {
+        self.chosen(&self.model.project_largest(hidden, 1, self.width)?, position)
+    }
+
+    fn chosen(&self, largest: &[Vec<Candidate>], position: usize) -> Result<u32> {
+        let chosen = choose(largest, position)?;
         let &[chosen] = chosen.as_slice() else {
             return Err(recant_core::Error::mismatch("rows of logits", 1, chosen.len()).into());
         };

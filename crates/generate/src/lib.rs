@@ -30,7 +30,7 @@ pub use depth::Depth;
 pub use draft_head::DraftHead;
 pub use drafter::Drafter;
 pub use error::{Error, Result};
-pub use greedy::{argmax, choose};
+pub use greedy::choose;
 pub use model_drafter::ModelDrafter;
 pub use ngram::NgramDrafter;
 pub use vocabulary::DraftVocabulary;

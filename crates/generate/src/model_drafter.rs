@@ -92,9 +92,10 @@ impl ModelDrafter {
 
     /// Feeds `tokens` and chooses the one after them.
     fn next(&mut self, tokens: &[u32]) -> Result<u32> {
-        let segment = Segment::new(tokens, &mut self.caches, Rows::Last);
+        let mut segment = Segment::new(tokens, &mut self.caches, Rows::Last);
+        segment.readout = self.head.readout();
         let output = self.head.model().forward(&mut [segment])?;
-        self.head.choose(output.only()?.logits()?, self.caches.len())
+        self.head.choose(output.only()?, self.caches.len())
     }
 
     fn chain(&mut self, k: usize) -> Result<Vec<u32>> {

@@ -254,7 +254,7 @@ fn the_largest_outputs_are_those_of_the_sorted_rows() {
                             y[..among].iter().copied().enumerate().collect();
                         expected.sort_by(|a, b| b.1.total_cmp(&a.1));
                         expected.truncate(count);
-                        let found: Vec<_> = found.iter().map(|c| (c.index as usize, c.value)).collect();
+                        let found: Vec<_> = found.iter().map(|c| (c.id as usize, c.logit)).collect();
                         assert_eq!(found, expected, "{count} of {among} of {kind}");
                     }
                 }
@@ -275,9 +275,9 @@ fn equal_outputs_go_by_index_and_none_is_no_number() {
     for backend in [Backend::Cpu, Backend::Composed] {
         let linear = Linear::new(backend, [&weight], None).expect("a layer");
         let found = linear.largest(&x, 100, 100).expect("rows");
-        let first: Vec<_> = found[0].iter().take(4).map(|c| c.index).collect();
+        let first: Vec<_> = found[0].iter().take(4).map(|c| c.id).collect();
         assert_eq!((first, found[0].len()), (vec![40, 70, 0, 1], 99));
-        assert_eq!(found[0][98].index, 91);
+        assert_eq!(found[0][98].id, 91);
         assert!(found[1].is_empty());
     }
 }

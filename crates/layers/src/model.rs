@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use recant_core::candle::Tensor;
 use recant_core::{
-    Hidden, LanguageModel, ModelSpec, Output, Result, Rows, Segment, SegmentOutput, StackLayout,
+    Candidate, Hidden, LanguageModel, ModelSpec, Output, Readout, Result, Rows, Segment, SegmentOutput,
+    StackLayout,
 };
 use recant_kernels::{Linear, Rotary};
 use recant_weights::{Folder, Inventory, Source, Weights};
@@ -145,6 +146,11 @@ impl HybridModel {
         self.finish(&x, &wanted)
     }
 
+    /// What gives logits.
+    fn head(&self) -> &Linear {
+        self.head_rows.as_deref().unwrap_or(self.trunk.head())
+    }
+
     /// Norm and head for the rows that are wanted.
     fn finish(&self, x: &Tensor, wanted: &[Wanted]) -> Result<Output> {
         let rows: usize = wanted.iter().map(|w| w.normed).sum();
@@ -155,32 +161,69 @@ impl HybridModel {
                 Some(self.trunk.norm.forward(&rows)?)
             }
         };
-        let logits = match &normed {
-            Some(normed) if wanted.iter().any(|w| w.logits > 0) => {
-                let rows = tails(normed, wanted.iter().map(|w| (w.normed, w.logits)))?;
-                Some(self.project(&rows)?)
-            }
-            _ => None,
-        };
-        let (mut at, mut at_normed, mut at_logits) = (0, 0, 0);
+        let (mut at, mut at_normed) = (0, 0);
         let mut segments = Vec::with_capacity(wanted.len());
-        for w in wanted {
-            segments.push(SegmentOutput {
-                logits: match &logits {
-                    Some(logits) if w.logits > 0 => Some(logits.narrow(0, at_logits, w.logits)?),
-                    _ => None,
-                },
-                hidden: match (w.hidden, &normed) {
-                    (Some(Hidden::PostNorm), Some(normed)) => Some(normed.narrow(0, at_normed, w.normed)?),
-                    (Some(Hidden::PreNorm), _) => Some(x.narrow(0, at, w.tokens)?),
-                    _ => None,
-                },
-            });
-            at += w.tokens;
-            at_normed += w.normed;
-            at_logits += w.logits;
+        for run in wanted.chunk_by(|a, b| a.readout == b.readout) {
+            let mut read = self.read(normed.as_ref(), at_normed, run)?;
+            for w in run {
+                let (logits, largest) = read.next(w.logits)?;
+                segments.push(SegmentOutput {
+                    logits,
+                    largest,
+                    hidden: match (w.hidden, &normed) {
+                        (Some(Hidden::PostNorm), Some(normed)) => {
+                            Some(normed.narrow(0, at_normed, w.normed)?)
+                        }
+                        (Some(Hidden::PreNorm), _) => Some(x.narrow(0, at, w.tokens)?),
+                        _ => None,
+                    },
+                });
+                at += w.tokens;
+                at_normed += w.normed;
+            }
         }
         Ok(Output { segments })
+    }
+
+    /// What is wanted of the logits of segments that want the same of theirs, whose normed rows begin at `at`.
+    fn read(&self, normed: Option<&Tensor>, at: usize, run: &[Wanted]) -> Result<Read> {
+        let count: usize = run.iter().map(|w| w.normed).sum();
+        let (Some(normed), true) = (normed, run.iter().any(|w| w.logits > 0)) else {
+            return Ok(Read::Nothing);
+        };
+        let rows = normed.narrow(0, at, count)?;
+        let rows = tails(&rows, run.iter().map(|w| (w.normed, w.logits)))?;
+        Ok(match run[0].readout {
+            Readout::All => Read::Logits(self.project(&rows)?, 0),
+            Readout::Largest { count, among } => {
+                Read::Largest(self.project_largest(&rows, count, among)?.into_iter())
+            }
+        })
+    }
+}
+
+/// What was read of the rows of several segments, handed out segment by segment.
+enum Read {
+    Nothing,
+    /// `[rows, vocab_size]`, and how many rows are handed out.
+    Logits(Tensor, usize),
+    Largest(std::vec::IntoIter<Vec<Candidate>>),
+}
+
+impl Read {
+    /// The next segment's, of so many rows.
+    #[expect(clippy::type_complexity, reason = "two fields of `SegmentOutput`")]
+    fn next(&mut self, rows: usize) -> Result<(Option<Tensor>, Option<Vec<Vec<Candidate>>>)> {
+        Ok(match self {
+            _ if rows == 0 => (None, None),
+            Self::Nothing => (None, None),
+            Self::Logits(logits, at) => {
+                let own = logits.narrow(0, *at, rows)?;
+                *at += rows;
+                (Some(own), None)
+            }
+            Self::Largest(found) => (None, Some(found.by_ref().take(rows).collect())),
+        })
     }
 }
 
@@ -204,8 +247,11 @@ impl LanguageModel for HybridModel {
     }
 
     fn project(&self, hidden: &Tensor) -> Result<Tensor> {
-        let head = self.head_rows.as_deref().unwrap_or(self.trunk.head());
-        Ok(head.forward(hidden)?)
+        Ok(self.head().forward(hidden)?)
+    }
+
+    fn project_largest(&self, hidden: &Tensor, count: usize, among: usize) -> Result<Vec<Vec<Candidate>>> {
+        Ok(self.head().largest(hidden, count, among)?)
     }
 
     fn with_head_rows(&self, ids: &[u32]) -> Result<Arc<dyn LanguageModel>> {
@@ -221,6 +267,7 @@ struct Wanted {
     tokens: usize,
     normed: usize,
     logits: usize,
+    readout: Readout,
     hidden: Option<Hidden>,
 }
 
@@ -236,6 +283,7 @@ impl Wanted {
                 logits
             },
             logits,
+            readout: segment.readout,
             hidden: segment.hidden,
         }
     }

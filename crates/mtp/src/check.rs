@@ -3,7 +3,7 @@
 use std::fmt;
 
 use recant_core::candle::Tensor;
-use recant_core::{CacheOptions, Hidden, LanguageModel, Rows, Segment};
+use recant_core::{CacheOptions, Hidden, LanguageModel, Readout, Rows, Segment};
 use recant_generate::choose;
 use recant_layers::{Family, HybridModel, LoadOptions};
 use recant_weights::Folder;
@@ -182,7 +182,12 @@ impl<'a> Probe<'a> {
             .into());
         }
         let mut caches = target.new_caches(&CacheOptions::default())?;
+        let vocab = target.spec().vocab_size;
         let mut segment = Segment::new(text, &mut caches, Rows::All);
+        segment.readout = Readout::Largest {
+            count: 1,
+            among: vocab,
+        };
         segment.hidden = Some(hidden);
         let output = target.forward(&mut [segment])?;
         let output = output.only()?;
@@ -190,14 +195,15 @@ impl<'a> Probe<'a> {
             target,
             text,
             hidden: output.hidden()?.narrow(0, 0, text.len() - 1)?,
-            chosen: choose(output.logits()?, target.spec().vocab_size, 1)?,
+            chosen: choose(&output.largest(1, vocab)?, 1)?,
         })
     }
 
     /// For each pair, whether the head's guess is the target's choice: pair p guesses the token after `text[p + 1]`.
     fn hits(&self, head: &MtpHead) -> Result<Vec<bool>> {
         let guesses = head.forward(&self.hidden, &self.text[1..], &mut head.new_caches()?)?;
-        let drafts = choose(&self.target.project(&guesses)?, self.target.spec().vocab_size, 2)?;
+        let vocab = self.target.spec().vocab_size;
+        let drafts = choose(&self.target.project_largest(&guesses, 1, vocab)?, 2)?;
         Ok(drafts
             .iter()
             .zip(&self.chosen[1..])

@@ -109,8 +109,7 @@ impl MtpDrafter {
     }
 
     fn choose(&self, row: &Tensor) -> Result<u32> {
-        let logits = self.chooser.model().project(row)?;
-        self.chooser.choose(&logits, self.caches.len() + 2)
+        self.chooser.choose_after(row, self.caches.len() + 2)
     }
 
     fn extend(&mut self, k: usize) -> Result<Vec<u32>> {

@@ -308,6 +308,7 @@ impl ScriptedModel {
             logits: (wanted > 0)
                 .then(|| tensor(logits, (wanted, self.spec.vocab_size)))
                 .transpose()?,
+            largest: None,
             // There is no norm, so the rows before and after it are the same.
             hidden: segment
                 .hidden

@@ -10,6 +10,7 @@ mod rows;
 mod sink;
 
 use candle_core::{DType, Tensor};
+use recant_core::Candidate;
 
 use crate::pool::{self, Shared};
 use crate::simd;
@@ -17,7 +18,8 @@ use crate::tensors::{tensor, Held, Op};
 use crate::{Backend, Error, Result};
 
 pub use format::{ActivationPrecision, GroupFormat, GroupWeights};
-pub use sink::Candidate;
+
+pub(crate) use lines::Lines;
 
 use kernel::Task;
 use part::{Inputs, Part};
@@ -192,9 +194,8 @@ impl Linear {
         tensor(y, &[rows, width])
     }
 
-    /// For each row the `count` largest outputs among the first `among`, largest first, equal ones by ascending index: what
-    /// sorting a row of [`forward`](Self::forward) gives, without writing the row. NaN is none of them; so a row may have
-    /// fewer.
+    /// What [`largest`](recant_core::largest) finds in the result of [`forward`](Self::forward), without writing it: of an
+    /// output head the tokens to choose from.
     ///
     /// # Shapes
     /// `x`: `[rows, in]`, f32.
@@ -206,8 +207,7 @@ impl Linear {
         OP.dtype("x", x, DType::F32)?;
         let count = count.min(among).min(self.out_features);
         let Weights::Packed(parts) = &self.weights else {
-            let y = self.forward(x)?.to_vec2::<f32>()?;
-            return Ok(y.iter().map(|row| sink::largest(row, count, among)).collect());
+            return Ok(recant_core::largest(&self.forward(x)?, count, among)?);
         };
         let tasks = self.tasks(parts, rows);
         let mut best = vec![Candidate::NONE; tasks.count * rows * count];

@@ -2,28 +2,9 @@
 
 use std::mem::MaybeUninit;
 
+use recant_core::Candidate;
+
 use crate::pool::Shared;
-
-/// An output of a row and its index.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Candidate {
-    /// Index of the output.
-    pub index: u32,
-    /// Its value.
-    pub value: f32,
-}
-
-impl Candidate {
-    /// What any number beats.
-    pub(super) const NONE: Self = Self {
-        index: u32::MAX,
-        value: f32::NEG_INFINITY,
-    };
-
-    fn is_none(self) -> bool {
-        self.index == u32::MAX
-    }
-}
 
 /// What becomes of outputs.
 pub(super) enum Sink<'a> {
@@ -65,55 +46,18 @@ impl Sink<'_> {
                 // SAFETY: one thread has the task.
                 let best = unsafe { best.part(at..at + count) };
                 let values = &values[..values.len().min(among.saturating_sub(column))];
-                enter(best, column, values);
+                Candidate::enter_all(best, column as u32, values);
             }
         }
     }
 }
 
-/// Enters values, whose indices begin at `first` and are above all that came before, into a list of the largest: ties stay
-/// with the lowest index, and NaN is never taken.
-fn enter(best: &mut [Candidate], first: usize, values: &[f32]) {
-    let Some(last) = best.last() else { return };
-    // Without a branch an element, since nearly all are too small.
-    let least = last.value;
-    if !last.is_none() && !values.iter().fold(false, |any, x| any | (*x > least)) {
-        return;
-    }
-    for (i, value) in values.iter().enumerate() {
-        let candidate = Candidate {
-            index: (first + i) as u32,
-            value: *value,
-        };
-        insert(best, candidate);
-    }
-}
-
-/// Puts a candidate in its place if it has one.
-fn insert(best: &mut [Candidate], candidate: Candidate) {
-    let beats = |other: &Candidate| candidate.value > other.value || other.is_none();
-    if candidate.value.is_nan() || candidate.is_none() || !best.last().is_some_and(beats) {
-        return;
-    }
-    let place = best.iter().position(beats).unwrap_or(0);
-    best[place..].rotate_right(1);
-    best[place] = candidate;
-}
-
-/// The largest of a row.
-pub(super) fn largest(row: &[f32], count: usize, among: usize) -> Vec<Candidate> {
-    let mut best = vec![Candidate::NONE; count];
-    enter(&mut best, 0, &row[..row.len().min(among)]);
-    best.retain(|candidate| !candidate.is_none());
-    best
-}
-
 /// The largest of what all tasks found for a row.
 pub(super) fn merge(found: &[Candidate], row: usize, rows: usize, count: usize) -> Vec<Candidate> {
     let mut best = vec![Candidate::NONE; count];
-    for task in found.chunks_exact(rows * count.max(1)) {
+    for task in found.chunks_exact((rows * count).max(1)) {
         for candidate in &task[row * count..(row + 1) * count] {
-            insert(&mut best, *candidate);
+            candidate.enter(&mut best);
         }
     }
     best.retain(|candidate| !candidate.is_none());
