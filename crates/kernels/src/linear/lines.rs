@@ -11,7 +11,7 @@ const HUGE: usize = 2 << 20;
 
 /// Lines that are read from end to end, in huge pages where the system gives them: prefetching stops at the end of a page,
 /// and with 4 KB pages a matrix is read at two thirds of the speed.
-pub(super) struct Lines(Memory);
+pub(crate) struct Lines(Memory);
 
 enum Memory {
     Heap(Vec<Line>),
@@ -20,7 +20,7 @@ enum Memory {
 
 impl Lines {
     /// Zeros.
-    pub(super) fn new(count: usize) -> Self {
+    pub(crate) fn new(count: usize) -> Self {
         let bytes = count * size_of::<Line>();
         if bytes >= HUGE {
             if let Ok(map) = MmapMut::map_anon(bytes) {

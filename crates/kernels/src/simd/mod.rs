@@ -162,6 +162,17 @@ pub(crate) enum Isa {
 }
 
 impl Isa {
+    /// The name that its users know.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => "avx2",
+            Self::Portable => "portable",
+        }
+    }
+
     /// [`Simd::ROWS`] of the set.
     pub(crate) fn rows(self) -> usize {
         match self {

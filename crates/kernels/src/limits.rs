@@ -1,0 +1,226 @@
+//! What a machine can do at most, measured.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use crate::linear::Lines;
+use crate::pool::{self, Shared};
+use crate::simd::{self, Isa, Kernel, Line, Simd, LANES, WIDE};
+
+/// Bytes that are read from memory: several times what the largest processors keep in caches.
+const MEMORY: usize = 512 << 20;
+
+/// Lines of a task that reads.
+const READ_TASK: usize = (1 << 20) / size_of::<Line>();
+
+/// Rounds of registers, or of cached lines, of a task that multiplies.
+const ROUNDS: usize = 20_000;
+
+/// Lines whose bytes are multiplied, as many as sum up exactly. They stay in the first-level cache.
+const CACHED: usize = 64;
+
+/// Bytes between what is read and what is asked for from memory, as in linear layers.
+const AHEAD: usize = 4096;
+
+/// Tries of each probe. The best counts: anything else that runs only takes away.
+const TRIES: usize = 12;
+
+/// The most that the current rayon pool's threads can do on this machine: what a kernel's speed is a share of.
+///
+/// Measured with the instructions that the kernels use and, for memory, the kind of pages that weights are packed in.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct Limits {
+    /// The instruction set that kernels run on: `avx512`, `avx2` or `portable`.
+    pub instructions: &'static str,
+    /// Threads that were measured.
+    pub threads: usize,
+    /// Reading memory from end to end, in 10^9 bytes a second.
+    pub read_gb_s: f64,
+    /// Fused multiply-adds of f32 on registers, in 10^9 operations a second; each is two.
+    pub f32_gflops: f64,
+    /// Multiply-adds of bytes, the weights from the first-level cache, in 10^9 operations a second; each is two.
+    pub int8_gops: f64,
+    /// Sharing an empty job among the threads, in microseconds: the median, when jobs follow one upon the other.
+    pub share_us: f64,
+}
+
+/// Measures what the current rayon pool's threads can do at most. Takes about a second and 512 MB.
+///
+/// # Example
+/// ```no_run
+/// let limits = recant_kernels::limits();
+/// println!("a step that reads 1.5 GB takes {:.0} ms at least", 1.5e3 / limits.read_gb_s);
+/// ```
+pub fn limits() -> Limits {
+    measure(simd::isa(), MEMORY / size_of::<Line>(), ROUNDS)
+}
+
+fn measure(isa: Isa, lines: usize, rounds: usize) -> Limits {
+    Limits {
+        instructions: isa.name(),
+        threads: rayon::current_num_threads(),
+        read_gb_s: read(isa, lines),
+        f32_gflops: multiply_floats::<6>(isa, rounds).max(multiply_floats::<12>(isa, rounds)),
+        int8_gops: multiply_bytes::<6>(isa, rounds).max(multiply_bytes::<12>(isa, rounds)),
+        share_us: share(),
+    }
+}
+
+/// 10^9 things a second, of `things` that `tasks` tasks do, the best of several tries.
+fn best(things: usize, tasks: usize, task: &(dyn Fn(usize) + Sync)) -> f64 {
+    let seconds = (0..TRIES).map(|_| {
+        let start = Instant::now();
+        pool::for_each(tasks, usize::MAX / 2, task);
+        start.elapsed().as_secs_f64()
+    });
+    things as f64 / seconds.fold(f64::INFINITY, f64::min) / 1e9
+}
+
+/// Tasks that keep all threads at work to the end.
+fn tasks() -> usize {
+    8 * rayon::current_num_threads()
+}
+
+fn read(isa: Isa, count: usize) -> f64 {
+    let mut memory = Lines::new(count);
+    let tasks = count.div_ceil(READ_TASK);
+    let part = |task: usize| task * READ_TASK..count.min((task + 1) * READ_TASK);
+    let shared = Shared::new(&mut memory);
+    // Memory that was never written is one page of zeros, which stays in the cache.
+    pool::for_each(tasks, count * WIDE, &|task| {
+        // SAFETY: one task a part, and parts do not overlap.
+        for line in unsafe { shared.part(part(task)) } {
+            *line.view_mut::<f32, WIDE>() = [1.0; WIDE];
+        }
+    });
+    let memory: &[Line] = &memory;
+    best(size_of_val(memory), tasks, &|task| {
+        simd::run(isa, Read(&memory[part(task)]));
+    })
+}
+
+/// Sums up numbers.
+struct Read<'a>(&'a [Line]);
+
+impl Kernel for Read<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let mut sums = [s.wide_splat(0.0); 4];
+        for lines in self.0.as_chunks::<4>().0 {
+            for (sum, line) in sums.iter_mut().zip(lines) {
+                s.prefetch(std::ptr::from_ref(line).wrapping_byte_add(AHEAD));
+                *sum = s.wide_add(*sum, s.wide_load(line.view()));
+            }
+        }
+        keep(s, sums);
+    }
+}
+
+fn multiply_floats<const N: usize>(isa: Isa, rounds: usize) -> f64 {
+    let tasks = tasks();
+    best(2 * N * WIDE * rounds * tasks, tasks, &|_| {
+        simd::run(isa, Floats::<N> { rounds });
+    })
+}
+
+/// `N` chains of multiply-adds on sixteen f32, each waiting for its own last result only.
+struct Floats<const N: usize> {
+    rounds: usize,
+}
+
+impl<const N: usize> Kernel for Floats<N> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let half = s.wide_splat(black_box(0.5));
+        let mut sums = [s.wide_splat(0.0); N];
+        for _ in 0..self.rounds {
+            for sum in &mut sums {
+                *sum = s.wide_fma(*sum, half, half);
+            }
+        }
+        keep(s, sums);
+    }
+}
+
+fn multiply_bytes<const R: usize>(isa: Isa, rounds: usize) -> f64 {
+    let (tasks, rounds) = (tasks(), rounds / CACHED);
+    best(
+        2 * R * CACHED * size_of::<Line>() * rounds * tasks,
+        tasks,
+        &|_| {
+            simd::run(isa, Bytes::<R> { rounds });
+        },
+    )
+}
+
+/// Products of the same cached bytes with those of `R` rows.
+struct Bytes<const R: usize> {
+    rounds: usize,
+}
+
+impl<const R: usize> Kernel for Bytes<R> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let lines = [Line([1; size_of::<Line>()]); CACHED];
+        let x = [[0x0101_0101; R]; CACHED / 2];
+        for _ in 0..self.rounds {
+            let sums = s.dot_bytes(black_box(&lines), black_box(&x), &[0; R]);
+            keep(
+                s,
+                *sums
+                    .as_flattened()
+                    .first_chunk::<2>()
+                    .unwrap_or(&[s.wide_splat(0.0); 2]),
+            );
+        }
+    }
+}
+
+/// Keeps the compiler from leaving out what came before.
+#[inline(always)]
+fn keep<S: Simd, const N: usize>(s: S, sums: [S::W; N]) {
+    for sum in sums {
+        let mut lanes = [0.0; WIDE];
+        s.wide_store(sum, &mut lanes);
+        black_box(lanes[LANES]);
+    }
+}
+
+fn share() -> f64 {
+    const JOBS: usize = 2000;
+    let threads = rayon::current_num_threads();
+    let mut times: Vec<f64> = (0..JOBS)
+        .map(|_| {
+            let start = Instant::now();
+            pool::for_each(threads, usize::MAX / 2, &|task| {
+                black_box(task);
+            });
+            start.elapsed().as_secs_f64() * 1e6
+        })
+        .collect();
+    times.sort_by(f64::total_cmp);
+    times[JOBS / 2]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_instruction_set_has_limits_for_any_number_of_threads() {
+        for threads in [1, 3] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+            pool.expect("a pool").install(|| {
+                for isa in simd::available() {
+                    let limits = measure(*isa, 10_000, CACHED);
+                    assert_eq!(limits.threads, threads);
+                    for figure in [limits.read_gb_s, limits.f32_gflops, limits.int8_gops] {
+                        assert!(figure > 0.0 && figure.is_finite(), "{limits:?}");
+                    }
+                    assert!(limits.share_us >= 0.0, "{limits:?}");
+                }
+            });
+        }
+    }
+}
