@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::linear::Lines;
 use crate::pool::{self, Shared};
-use crate::simd::{self, Isa, Kernel, Line, Simd, LANES, WIDE};
+use crate::simd::{self, Isa, Kernel, Line, Simd, WIDE};
 
 /// Bytes that are read from memory: several times what the largest processors keep in caches.
 const MEMORY: usize = 512 << 20;
@@ -113,7 +113,7 @@ impl Kernel for Read<'_> {
                 *sum = s.wide_add(*sum, s.wide_load(line.view()));
             }
         }
-        keep(s, sums);
+        keep(s, &sums);
     }
 }
 
@@ -133,13 +133,16 @@ impl<const N: usize> Kernel for Floats<N> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let half = s.wide_splat(black_box(0.5));
-        let mut sums = [s.wide_splat(0.0); N];
+        // All different, or the compiler sees that some are the same.
+        let start: [[f32; WIDE]; N] =
+            std::array::from_fn(|i| std::array::from_fn(|lane| (i * WIDE + lane) as f32));
+        let mut sums = black_box(start).map(|start| s.wide_load(&start));
         for _ in 0..self.rounds {
             for sum in &mut sums {
                 *sum = s.wide_fma(*sum, half, half);
             }
         }
-        keep(s, sums);
+        keep(s, &sums);
     }
 }
 
@@ -165,25 +168,19 @@ impl<const R: usize> Kernel for Bytes<R> {
         let lines = [Line([1; size_of::<Line>()]); CACHED];
         let x = [[0x0101_0101; R]; CACHED / 2];
         for _ in 0..self.rounds {
-            let sums = s.dot_bytes(black_box(&lines), black_box(&x), &[0; R]);
-            keep(
-                s,
-                *sums
-                    .as_flattened()
-                    .first_chunk::<2>()
-                    .unwrap_or(&[s.wide_splat(0.0); 2]),
-            );
+            let sums = s.dot_bytes(black_box(&lines), black_box(&x), black_box(&[0; R]));
+            keep(s, sums.as_flattened());
         }
     }
 }
 
 /// Keeps the compiler from leaving out what came before.
 #[inline(always)]
-fn keep<S: Simd, const N: usize>(s: S, sums: [S::W; N]) {
+fn keep<S: Simd>(s: S, sums: &[S::W]) {
     for sum in sums {
         let mut lanes = [0.0; WIDE];
-        s.wide_store(sum, &mut lanes);
-        black_box(lanes[LANES]);
+        s.wide_store(*sum, &mut lanes);
+        black_box(&lanes);
     }
 }
 

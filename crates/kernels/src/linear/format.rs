@@ -1,8 +1,13 @@
 //! Weights of 8 and 4 bits as checkpoints store them.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use candle_core::{DType, Device, Tensor};
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
+use crate::pool::{self, Shared};
+use crate::simd::{self, Kernel, Simd};
 use crate::tensors::{Held, Op};
 use crate::Result;
 
@@ -21,6 +26,78 @@ pub struct GroupFormat {
     pub affine: bool,
     /// Type of scales and biases: f32, f16 or bf16.
     pub scales: DType,
+}
+
+impl GroupFormat {
+    /// The number that stands for zero, or 0 where there are biases.
+    fn zero(self) -> u8 {
+        if self.affine {
+            0
+        } else {
+            1 << (self.bits - 1)
+        }
+    }
+
+    /// A scale or a bias as it is stored.
+    #[inline(always)]
+    fn stored(self, x: f32) -> f32 {
+        match self.scales {
+            DType::F16 => f16::from_f32(x).to_f32(),
+            DType::BF16 => bf16::from_f32(x).to_f32(),
+            _ => x,
+        }
+    }
+}
+
+/// Rounds a row. It uses no operation of the instruction set; the compiler does.
+struct Rounding<'a> {
+    format: GroupFormat,
+    weights: &'a [f32],
+    quants: &'a mut [u8],
+    /// Scales, as they are stored.
+    steps: &'a mut [f32],
+    /// Smallest weights, as they are stored.
+    lows: &'a mut [f32],
+}
+
+impl Kernel for Rounding<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let GroupFormat {
+            bits, group, affine, ..
+        } = self.format;
+        let most = ((1_u32 << bits) - 1) as f32;
+        let zero = f32::from(self.format.zero());
+        let weights = self.weights.chunks_exact(group);
+        let quants = self.quants.chunks_exact_mut(group * bits / 8);
+        for (((x, quants), step), low) in weights.zip(quants).zip(self.steps).zip(self.lows) {
+            let least = x.iter().copied().fold(f32::INFINITY, f32::min);
+            let greatest = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            // Weights are rounded to what the stored scales give, not to what they were before they were stored.
+            *step = self.format.stored(if affine {
+                (greatest - least) / most
+            } else {
+                least.abs().max(greatest.abs()) / (most - zero)
+            });
+            *low = self.format.stored(least);
+            if *step == 0.0 {
+                let zeros = if bits == 4 { 0x11 } else { 1 };
+                quants.fill(self.format.zero() * zeros);
+                continue;
+            }
+            let from = if affine { *low } else { 0.0 };
+            let round = |x: f32| (((x - from) / *step).round_ties_even() + zero).clamp(0.0, most) as u8;
+            if bits == 4 {
+                for (byte, pair) in quants.iter_mut().zip(x.as_chunks::<2>().0) {
+                    *byte = round(pair[0]) | round(pair[1]) << 4;
+                }
+            } else {
+                for (byte, x) in quants.iter_mut().zip(x) {
+                    *byte = round(*x);
+                }
+            }
+        }
+    }
 }
 
 /// What activations are rounded to where they meet [`GroupWeights`].
@@ -63,6 +140,16 @@ impl<'a> Numbers<'a> {
             DType::BF16 => Self::Bf16(held.slice()?),
             _ => Self::F32(held.slice()?),
         })
+    }
+
+    /// The numbers from `first` on, as many as `to` takes.
+    fn widen(self, first: usize, to: &mut [f32]) {
+        let range = first..first + to.len();
+        match self {
+            Self::F32(x) => to.copy_from_slice(&x[range]),
+            Self::F16(x) => x[range].convert_to_f32_slice(to),
+            Self::Bf16(x) => x[range].convert_to_f32_slice(to),
+        }
     }
 
     pub(super) fn f32(self) -> Option<&'a [f32]> {
@@ -164,13 +251,7 @@ impl GroupWeights {
     /// # Errors
     /// A format or a shape as [`new`](Self::new) refuses, or a weight that is not a finite number.
     pub fn quantize(weight: &Tensor, format: GroupFormat) -> Result<Self> {
-        let GroupFormat {
-            bits,
-            group,
-            affine,
-            scales,
-            ..
-        } = format;
+        let GroupFormat { bits, group, .. } = format;
         check(bits, group)?;
         let (out, features) = match *weight.dims() {
             [out, features] if features > 0 && features % group == 0 => (out, features),
@@ -183,57 +264,67 @@ impl GroupWeights {
             }
         };
         OP.float("weight", weight)?;
-        if !matches!(scales, DType::F32 | DType::F16 | DType::BF16) {
+        if !matches!(format.scales, DType::F32 | DType::F16 | DType::BF16) {
             return Err(OP.value(format!(
                 "scales of {}; expected f32, f16 or bf16",
-                scales.as_str()
+                format.scales.as_str()
             )));
         }
-        let weight = weight.to_dtype(DType::F32)?.contiguous()?;
-        let held = OP.hold_f32("weight", &weight)?;
-        let weights = held.f32()?;
-        if let Some(at) = weights.iter().position(|x| !x.is_finite()) {
-            let (row, column) = (at / features, at % features);
+        let weight = weight.contiguous()?;
+        let held = OP.hold("weight", &weight)?;
+        let weights = Numbers::of(&held, weight.dtype())?;
+        let (groups, bytes) = (features / group, features * bits / 8);
+        let mut quants = vec![0_u8; out * bytes];
+        let mut steps = vec![0.0; out * groups];
+        let mut lows = vec![0.0; out * groups];
+        let damaged = AtomicUsize::new(usize::MAX);
+        {
+            let isa = simd::isa();
+            let (quants, steps, lows) = (
+                Shared::new(&mut quants),
+                Shared::new(&mut steps),
+                Shared::new(&mut lows),
+            );
+            pool::for_each(out, out * features, &|row| {
+                pool::with_scratch(features, |x| {
+                    weights.widen(row * features, x);
+                    if let Some(column) = x.iter().position(|x| !x.is_finite()) {
+                        damaged.fetch_min(row * features + column, Ordering::Relaxed);
+                        return;
+                    }
+                    // SAFETY: one task a row, and rows do not overlap; so for all three.
+                    let quants = unsafe { quants.part(row * bytes..(row + 1) * bytes) };
+                    // SAFETY: as above.
+                    let steps = unsafe { steps.part(row * groups..(row + 1) * groups) };
+                    // SAFETY: as above.
+                    let lows = unsafe { lows.part(row * groups..(row + 1) * groups) };
+                    simd::run(
+                        isa,
+                        Rounding {
+                            format,
+                            weights: x,
+                            quants,
+                            steps,
+                            lows,
+                        },
+                    );
+                });
+            });
+        }
+        let damaged = damaged.into_inner();
+        if damaged != usize::MAX {
+            let (row, column) = (damaged / features, damaged % features);
+            let mut found = [0.0];
+            weights.widen(damaged, &mut found);
             return Err(OP.value(format!(
                 "the weight in row {row}, column {column} is {}; the checkpoint is damaged",
-                weights[at]
+                found[0]
             )));
         }
-        let most = ((1_u32 << bits) - 1) as f32;
-        let zero = if affine { 0.0 } else { (1_u32 << (bits - 1)) as f32 };
-        let count = weights.len() / group;
-        let (mut steps, mut lows) = (Vec::with_capacity(count), Vec::with_capacity(count));
-        for x in weights.chunks_exact(group) {
-            let low = x.iter().copied().fold(f32::INFINITY, f32::min);
-            let high = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let step = if affine {
-                (high - low) / most
-            } else {
-                low.abs().max(high.abs()) / (most - zero)
-            };
-            steps.push(step);
-            lows.push(low);
-        }
-        // Weights are rounded to what the stored scales give, not to what they were before they were stored.
-        let store = |x: Vec<f32>| -> Result<(Tensor, Vec<f32>)> {
-            let stored = Tensor::from_vec(x, (out, features / group), &Device::Cpu)?.to_dtype(scales)?;
-            let widened = stored.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?;
-            Ok((stored, widened))
-        };
-        let (scales, steps) = store(steps)?;
-        let (biases, lows) = store(lows)?;
-        let mut quants = vec![0_u8; weights.len() * bits / 8];
-        for (i, x) in weights.iter().enumerate() {
-            let (step, low) = (steps[i / group], if affine { lows[i / group] } else { 0.0 });
-            let q = if step == 0.0 {
-                zero
-            } else {
-                ((x - low) / step).round_ties_even() + zero
-            };
-            quants[i * bits / 8] |= (q.clamp(0.0, most) as u8) << (i * bits % 8);
-        }
-        let quants = Tensor::from_vec(quants, (out, features * bits / 8), &Device::Cpu)?;
-        Self::new(bits, group, zero as u8, quants, scales, affine.then_some(biases))
+        let store = |x: Vec<f32>| Tensor::from_vec(x, (out, groups), &Device::Cpu)?.to_dtype(format.scales);
+        let quants = Tensor::from_vec(quants, (out, bytes), &Device::Cpu)?;
+        let biases = format.affine.then(|| store(lows)).transpose()?;
+        Self::new(bits, group, format.zero(), quants, store(steps)?, biases)
     }
 
     /// The weights in f32: `[out, in]`.
