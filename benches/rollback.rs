@@ -9,116 +9,33 @@
 #[allow(unreachable_pub)]
 #[path = "alternate.rs"]
 mod alternate;
+#[allow(unreachable_pub)]
+#[path = "delta.rs"]
+mod delta;
 #[allow(dead_code, unreachable_pub)]
 #[path = "../tests/common/seeded.rs"]
 mod seeded;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use criterion::{criterion_group, criterion_main, Criterion};
-use recant::candle::{DType, Tensor};
-use recant::core::{ArraysCache, Cache, RecurrentCache, Transaction};
+use recant::core::Cache;
 use recant::Threads;
-use recant_kernels::{Backend, DeltaSegment, GatedDelta, GatedDeltaShape};
 
 const LAYERS: usize = 18;
 const DRAFTS: usize = 5;
 /// Accepted drafts, by name.
 const CASES: [(&str, usize); 3] = [("none", 0), ("half", 2), ("all", 5)];
 
-struct Layer {
-    delta: GatedDelta,
-    cache: ArraysCache,
-    inputs: Tensor,
-}
-
-/// What a round did in all layers.
-#[derive(Clone, Copy, Default)]
-struct Cost {
-    /// Opening checkpoints, dropping rows and committing.
-    bookkeeping: Duration,
-    /// The layers' passes, which fold what the round before kept.
-    passes: Duration,
-    /// Bytes of records held before rows are dropped.
-    records: usize,
-}
-
-fn layers() -> Vec<Layer> {
-    let shape = GatedDeltaShape {
-        key_heads: 16,
-        value_heads: 16,
-        key_dim: 128,
-        value_dim: 128,
-        conv_kernel: 4,
-        eps: 1e-6,
-    };
-    let (values, channels) = (16 * 128, 3 * 16 * 128);
-    let seeded = seeded::Seeded {
-        seed: 1,
-        dtype: DType::F32,
-    };
-    (0..LAYERS)
-        .map(|layer| {
-            let tensor = |name: &str, shape: &[usize]| {
-                seeded
-                    .tensor(&format!("{layer}.{name}"), shape)
-                    .expect("a tensor")
-            };
-            let conv = tensor("conv1d.weight", &[channels, 4]);
-            let (a_log, dt_bias) = (tensor("A_log", &[16]), tensor("dt_bias", &[16]));
-            let norm = tensor("linear_attn.norm.weight", &[128]);
-            let delta =
-                GatedDelta::new(Backend::Cpu, shape, &conv, &a_log, &dt_bias, &norm).expect("a layer");
-            let layout = delta.layout();
-            Layer {
-                cache: ArraysCache::new(layout, 64, &recant::candle::Device::Cpu).expect("a cache"),
-                inputs: tensor("embed_tokens.weight", &[DRAFTS + 1, channels + values + 2 * 16]),
-                delta,
-            }
-        })
-        .collect()
-}
-
-fn round(layers: &mut [Layer], threads: &Threads, accepted: usize) -> Cost {
-    let mut cost = Cost::default();
-    for layer in layers {
-        let start = Instant::now();
-        let mut round = Transaction::begin(&mut layer.cache).expect("a checkpoint");
-        cost.bookkeeping += start.elapsed();
-        let rows = DRAFTS + 1;
-        let step = round.cache().begin(rows).expect("a step");
-        let (delta, inputs) = (&layer.delta, &layer.inputs);
-        let (output, time) = threads.run(|| {
-            let start = Instant::now();
-            let output = delta
-                .forward(inputs, &mut [DeltaSegment { rows, step }])
-                .expect("a pass");
-            (output, start.elapsed())
-        });
-        cost.passes += time;
-        for advance in output.segments {
-            round
-                .cache()
-                .finish(advance.arrays, advance.records)
-                .expect("results taken");
-        }
-        cost.records += round.cache().footprint().records;
-        let start = Instant::now();
-        round.keep(1 + accepted).expect("rows kept");
-        cost.bookkeeping += start.elapsed();
-    }
-    cost
-}
-
 fn rollback(criterion: &mut Criterion) {
     let threads = Threads::new(2).expect("threads");
-    let mut layers = layers();
+    let mut layers = delta::layers(LAYERS, DRAFTS + 1);
     let mut bookkeeping = [const { Vec::new() }; CASES.len()];
     let mut records = 0;
     let passes = alternate::medians(CASES.len(), 99, |v| {
         // The first round leaves this case's records; the second folds them.
-        round(&mut layers, &threads, CASES[v].1);
-        let cost = round(&mut layers, &threads, CASES[v].1);
+        threads.run(|| delta::round(&mut layers, 1 + CASES[v].1));
+        let cost = threads.run(|| delta::round(&mut layers, 1 + CASES[v].1));
         bookkeeping[v].push(cost.bookkeeping);
         records = cost.records;
         cost.passes
@@ -150,7 +67,7 @@ fn rollback(criterion: &mut Criterion) {
             bench.iter_custom(|n| {
                 (0..n)
                     .map(|_| {
-                        let cost = round(&mut layers, &threads, accepted);
+                        let cost = threads.run(|| delta::round(&mut layers, 1 + accepted));
                         cost.passes + cost.bookkeeping
                     })
                     .sum()

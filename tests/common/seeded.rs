@@ -1,5 +1,6 @@
 //! Models of random weights: small ones for tests, and one of a published shape for benches.
 
+use rayon::prelude::*;
 use recant::candle::{DType, Device, Tensor};
 use recant::LoadOptions;
 use recant_layers::{Config, Family, HybridModel};
@@ -135,6 +136,9 @@ pub fn model_of(
     Ok(HybridModel::build(family, config, fingerprint, source, options)?)
 }
 
+/// Numbers that are made one after the other: a model of a published size is made by all threads.
+const BLOCK: usize = 1 << 16;
+
 /// Random tensors, a function of seed and name. Matrices have a standard deviation that keeps activations of
 /// ordinary size; decays, biases and norms have ranges like those of trained models.
 pub struct Seeded {
@@ -163,17 +167,22 @@ impl Seeded {
             let bound = (3.0 / width).sqrt();
             (-bound, bound)
         };
-        let mut state = name.bytes().fold(self.seed ^ 0xcbf2_9ce4_8422_2325, |h, b| {
+        let seed = name.bytes().fold(self.seed ^ 0xcbf2_9ce4_8422_2325, |h, b| {
             (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3)
-        }) | 1;
-        let values: Vec<f32> = (0..count)
-            .map(|_| {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                low + (high - low) * ((state >> 40) as f32 / (1u64 << 24) as f32)
-            })
-            .collect();
+        });
+        let mut values = vec![0.0_f32; count];
+        values
+            .par_chunks_mut(BLOCK)
+            .enumerate()
+            .for_each(|(block, values)| {
+                let mut state = (seed ^ (block as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)) | 1;
+                for value in values {
+                    state ^= state << 13;
+                    state ^= state >> 7;
+                    state ^= state << 17;
+                    *value = low + (high - low) * ((state >> 40) as f32 / (1u64 << 24) as f32);
+                }
+            });
         Tensor::from_vec(values, shape, &Device::Cpu)?.to_dtype(self.dtype)
     }
 }
