@@ -2,15 +2,15 @@
 
 use crate::pool::Shared;
 use crate::rows::RmsNorm;
-use crate::simd::{self, Kernel, Simd, LANES};
+use crate::simd::{self, Kernel, Simd, LANES, WIDE};
 
 use super::GatedDeltaShape;
 
-/// Vectors side by side in a tile of the state.
-const WIDTH: usize = 4;
+/// Wide vectors side by side in a tile of the state.
+const WIDTH: usize = 2;
 
 /// State columns of a tile: with 128 rows it is 16 KB, and stays in the first-level cache for all tokens.
-const COLUMNS: usize = WIDTH * LANES;
+const COLUMNS: usize = WIDTH * WIDE;
 
 /// Records folded in one walk over a tile.
 const GROUP: usize = 8;
@@ -328,11 +328,11 @@ impl Head<'_> {
     ) {
         let shape = self.layer.shape;
         let (key_dim, value_dim) = (shape.key_dim, shape.value_dim);
-        let mut decays = [s.zero(); GROUP];
+        let mut decays = [s.wide_splat(0.0); GROUP];
         let mut keys: [&[f32]; GROUP] = [&[]; GROUP];
         let mut updates = [[0.0; COLUMNS]; GROUP];
         for (i, record) in records.iter().enumerate() {
-            decays[i] = s.splat(record.decay[self.head]);
+            decays[i] = s.wide_splat(record.decay[self.head]);
             keys[i] = &record.key[self.key_head * key_dim..][..key_dim];
             updates[i][..width].copy_from_slice(&record.update[self.head * value_dim + start..][..width]);
         }
@@ -356,19 +356,19 @@ impl Head<'_> {
                     }
                 }
             }
-            let (columns, _) = tile.as_chunks_mut::<LANES>();
-            let mut x = [s.zero(); WIDTH];
+            let (columns, _) = tile.as_chunks_mut::<WIDE>();
+            let mut x = [s.wide_splat(0.0); WIDTH];
             for (x, columns) in x.iter_mut().zip(&*columns) {
-                *x = s.load(columns);
+                *x = s.wide_load(columns);
             }
             for ((g, key), update) in decays.iter().zip(keys).zip(&updates).take(records.len()) {
-                let k = s.splat(key[i]);
-                for (x, u) in x.iter_mut().zip(update.as_chunks::<LANES>().0) {
-                    *x = s.fma(k, s.load(u), s.mul(*g, *x));
+                let k = s.wide_splat(key[i]);
+                for (x, u) in x.iter_mut().zip(update.as_chunks::<WIDE>().0) {
+                    *x = s.wide_fma(k, s.wide_load(u), s.wide_mul(*g, *x));
                 }
             }
             for (x, columns) in x.into_iter().zip(columns) {
-                s.store(x, columns);
+                s.wide_store(x, columns);
             }
             if let (true, State::Write(state)) = (keep, self.segment.state) {
                 // SAFETY: one unit has these columns of this value head.
@@ -448,32 +448,31 @@ fn step<S: Simd>(
     o: &mut [f32; COLUMNS],
 ) {
     let Token { g, beta, k, q, v } = token;
-    let (g, beta) = (s.splat(g), s.splat(beta));
-    let mut kv = [s.zero(); WIDTH];
-    for (row, k) in tile.iter_mut().zip(k) {
-        let k = s.splat(*k);
-        for (kv, x) in kv.iter_mut().zip(row.as_chunks_mut::<LANES>().0) {
-            let decayed = s.mul(g, s.load(x));
-            s.store(decayed, x);
-            *kv = s.fma(decayed, k, *kv);
+    let (g, beta) = (s.wide_splat(g), s.wide_splat(beta));
+    let mut kv = [s.wide_splat(0.0); WIDTH];
+    for (row, k) in tile.iter().zip(k) {
+        let k = s.wide_splat(*k);
+        for (kv, x) in kv.iter_mut().zip(row.as_chunks::<WIDE>().0) {
+            *kv = s.wide_fma(s.wide_mul(g, s.wide_load(x)), k, *kv);
         }
     }
-    let mut update = [s.zero(); WIDTH];
-    let (v, _) = v.as_chunks::<LANES>();
-    for (((update, kv), v), u) in update.iter_mut().zip(kv).zip(v).zip(u.as_chunks_mut::<LANES>().0) {
-        *update = s.mul(beta, s.sub(s.load(v), kv));
-        s.store(*update, u);
+    let mut update = [s.wide_splat(0.0); WIDTH];
+    let (v, _) = v.as_chunks::<WIDE>();
+    for (((update, kv), v), u) in update.iter_mut().zip(kv).zip(v).zip(u.as_chunks_mut::<WIDE>().0) {
+        *update = s.wide_mul(beta, s.wide_sub(s.wide_load(v), kv));
+        s.wide_store(*update, u);
     }
-    let mut out = [s.zero(); WIDTH];
+    let mut out = [s.wide_splat(0.0); WIDTH];
     for ((row, k), q) in tile.iter_mut().zip(k).zip(q) {
-        let (k, q) = (s.splat(*k), s.splat(*q));
-        for ((out, update), x) in out.iter_mut().zip(update).zip(row.as_chunks_mut::<LANES>().0) {
-            let new = s.fma(k, update, s.load(x));
-            s.store(new, x);
-            *out = s.fma(new, q, *out);
+        let (k, q) = (s.wide_splat(*k), s.wide_splat(*q));
+        for ((out, update), x) in out.iter_mut().zip(update).zip(row.as_chunks_mut::<WIDE>().0) {
+            // Decayed a second time rather than stored in between: the bits are the same.
+            let new = s.wide_fma(k, update, s.wide_mul(g, s.wide_load(x)));
+            s.wide_store(new, x);
+            *out = s.wide_fma(new, q, *out);
         }
     }
-    for (out, o) in out.into_iter().zip(o.as_chunks_mut::<LANES>().0) {
-        s.store(out, o);
+    for (out, o) in out.into_iter().zip(o.as_chunks_mut::<WIDE>().0) {
+        s.wide_store(out, o);
     }
 }

@@ -79,8 +79,7 @@ impl<M: Matrix> Kernel for Columns<'_, M> {
         match self.grouping.size {
             1 => self.groups::<S, 1>(s),
             2 => self.groups::<S, 2>(s),
-            3 => self.groups::<S, 3>(s),
-            4 => self.groups::<S, 4>(s),
+            4 if S::ROWS >= 4 => self.groups::<S, 4>(s),
             5 if S::ROWS >= 5 => self.groups::<S, 5>(s),
             6 if S::ROWS >= 6 => self.groups::<S, 6>(s),
             8 if S::ROWS >= 8 => self.groups::<S, 8>(s),
@@ -99,6 +98,7 @@ impl<M: Matrix> Columns<'_, M> {
         let groups = self.grouping.groups();
         for first in (0..groups).step_by(totals.len()) {
             let panel = first..groups.min(first + totals.len());
+            let totals = &mut totals[..panel.len()];
             for tile in self.task.tiles.clone() {
                 totals.as_flattened_mut().fill(Tile::default());
                 for start in (0..k).step_by(BLOCK) {

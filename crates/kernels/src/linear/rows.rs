@@ -10,8 +10,8 @@ use crate::simd::{self, Isa, Kernel, Simd};
 /// Features that share a scale when they are rounded to bytes, and a partial sum of grouped weights.
 pub(super) const CHUNK: usize = 32;
 
-/// Sizes of groups that kernels are made for.
-pub(super) const SIZES: [usize; 8] = [1, 2, 3, 4, 5, 6, 8, 12];
+/// Sizes of groups that kernels are made for. Each costs a kernel for every kind of weight and every instruction set.
+pub(super) const SIZES: [usize; 7] = [1, 2, 4, 5, 6, 8, 12];
 
 /// How rows are grouped: all groups have one size, and rows of zeros fill the last.
 #[derive(Clone, Copy)]

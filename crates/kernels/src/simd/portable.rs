@@ -82,9 +82,9 @@ impl Simd for Portable {
 
     type W = [f32; WIDE];
 
-    const ROWS: usize = 4;
+    const ROWS: usize = 2;
 
-    const BOTH: usize = 4;
+    const BOTH: usize = 2;
 
     const BYTE_OFFSET: i32 = 0;
 
