@@ -37,14 +37,14 @@ impl ArraySpec {
 
     /// Refuses a tensor of another shape or type. `leading` is the number of rows in front of the shape, if it has any.
     pub fn check(&self, tensor: &Tensor, leading: Option<usize>) -> Result<()> {
-        let mut shape = Vec::with_capacity(self.shape.len() + 1);
-        shape.extend(leading);
-        shape.extend_from_slice(&self.shape);
-        if tensor.dims() != shape || tensor.dtype() != self.dtype {
+        let dims = tensor.dims();
+        let (rows, inner) = dims.split_at(dims.len().min(leading.iter().len()));
+        if rows != leading.as_slice() || inner != self.shape || tensor.dtype() != self.dtype {
+            let expected: Vec<usize> = leading.iter().chain(&self.shape).copied().collect();
             return Err(crate::Error::mismatch(
                 format!("array `{}`", self.name),
-                format!("{:?} of {shape:?}", self.dtype),
-                format!("{:?} of {:?}", tensor.dtype(), tensor.dims()),
+                format!("{:?} of {expected:?}", self.dtype),
+                format!("{:?} of {dims:?}", tensor.dtype()),
             ));
         }
         Ok(())

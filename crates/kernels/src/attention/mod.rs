@@ -165,12 +165,13 @@ pub fn attention(
     }
     let q = OP.hold("q", q)?;
     let gate = gate.map(|gate| OP.hold("gate", gate)).transpose()?;
-    let mut held = Vec::new();
+    let mut held = Vec::with_capacity(segments.len());
     for segment in segments {
-        let blocks = segment.view.blocks.iter();
-        let blocks =
-            blocks.map(|block| Ok((OP.hold("keys", &block.keys)?, OP.hold("values", &block.values)?)));
-        held.push(blocks.collect::<Result<Vec<_>>>()?);
+        let mut blocks = Vec::with_capacity(segment.view.blocks.len());
+        for block in &segment.view.blocks {
+            blocks.push((OP.hold("keys", &block.keys)?, OP.hold("values", &block.values)?));
+        }
+        held.push(blocks);
     }
     let mut queries = Vec::with_capacity(segments.len());
     let mut row = 0;

@@ -231,10 +231,21 @@ fn hold_segments<'t>(
 ) -> Result<(Vec<HeldSegment<'t>>, Vec<&'t Tensor>)> {
     let mut held = Vec::with_capacity(segments.len());
     let mut written = Vec::new();
-    let mut addresses = vec![(projected.address(), "`projected`".to_owned(), false)];
+    let mut operands = Vec::with_capacity(1 + 6 * segments.len());
+    operands.push(Operand {
+        address: projected.address(),
+        name: "projected",
+        segment: None,
+        written: false,
+    });
     for (index, DeltaSegment { step, .. }) in segments.iter().enumerate() {
-        let mut note = |held: &Held<'_>, operand: &str, written: bool| {
-            addresses.push((held.address(), format!("`{operand}` of segment {index}"), written));
+        let mut note = |held: &Held<'_>, name: &'static str, written: bool| {
+            operands.push(Operand {
+                address: held.address(),
+                name,
+                segment: Some(index),
+                written,
+            });
         };
         let conv = OP.hold("conv", &step.arrays[0])?;
         note(&conv, "conv", false);
@@ -257,16 +268,34 @@ fn hold_segments<'t>(
             state: (!step.writes()).then_some(state),
         });
     }
-    for (i, (address, first, first_written)) in addresses.iter().enumerate() {
-        for (other, second, second_written) in &addresses[..i] {
-            if address == other && (*first_written || *second_written) {
+    for (i, a) in operands.iter().enumerate() {
+        for b in &operands[..i] {
+            if a.address == b.address && (a.written || b.written) {
                 return Err(Error::Aliased {
                     op: OP.0,
-                    first: second.clone(),
-                    second: first.clone(),
+                    first: b.to_string(),
+                    second: a.to_string(),
                 });
             }
         }
     }
     Ok((held, written))
+}
+
+/// Where an operand's storage is, and how to call it.
+struct Operand {
+    address: usize,
+    name: &'static str,
+    segment: Option<usize>,
+    written: bool,
+}
+
+impl std::fmt::Display for Operand {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "`{}`", self.name)?;
+        match self.segment {
+            Some(segment) => write!(f, " of segment {segment}"),
+            None => Ok(()),
+        }
+    }
 }
