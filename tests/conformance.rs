@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use common::{load, seeded, tiny, tiny_of, Result};
 use recant::candle::{DType, Device};
-use recant::core::{AttentionLayout, CacheOptions, Window};
+use recant::core::{AttentionLayout, CacheOptions, KvType, Window};
 use recant::generate::{CombinedDrafter, DraftVocabulary, Drafter, ModelDrafter, NgramDrafter};
 use recant_testkit::conformance::{self, Options};
 
@@ -60,11 +60,17 @@ fn mixtures_of_experts_keep_the_laws_of_language_models() -> Result<()> {
 }
 
 #[test]
-fn tiny_models_keep_the_laws_with_and_without_a_window() -> Result<()> {
+fn tiny_models_keep_the_laws_with_and_without_a_window_and_in_sixteen_bits() -> Result<()> {
     let model = tiny(|_| {})?;
-    for window in [None, Some(Window { window: 8, sink: 2 })] {
+    for (window, kv) in [
+        (None, KvType::Native),
+        (None, KvType::F16),
+        (Some(Window { window: 8, sink: 2 }), KvType::Native),
+        (Some(Window { window: 8, sink: 2 }), KvType::Bf16),
+    ] {
         let caches = CacheOptions {
             window,
+            kv,
             ..CacheOptions::default()
         };
         conformance::language_model(&*model, &caches, &Options::default())?;

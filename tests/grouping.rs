@@ -8,7 +8,7 @@ use std::sync::Arc;
 use common::{bits, feed, folder_or_skip, load, seeded, text_ids, tiny, tiny_of, Result, Rng};
 use recant::candle::{DType, Tensor};
 use recant::core::{
-    largest, Cache, CacheOptions, Hidden, LanguageModel, Output, Readout, Rows, Segment, SegmentOutput,
+    largest, Cache, CacheOptions, Hidden, KvType, LanguageModel, Output, Readout, Rows, Segment, SegmentOutput,
     Snapshot, Window,
 };
 use recant::{ActivationPrecision, GroupFormat, LoadOptions, Threads};
@@ -63,6 +63,55 @@ fn sliding_windows_keep_the_law() -> Result<()> {
             ..CacheOptions::default()
         };
         holds(&*model, &random_ids(TOKENS), &options, 6)?;
+    }
+    Ok(())
+}
+
+/// A row that is rounded when it is kept must be read rounded by its own token too: else it would differ for the rows that
+/// come in the same call and those that come later.
+#[test]
+fn keys_and_values_in_sixteen_bits_keep_the_law() -> Result<()> {
+    let (tiny, demo) = (tiny(|_| {})?, load("demo-target")?.model().clone());
+    for kv in [KvType::F16, KvType::Bf16] {
+        for window in [None, Some(Window { window: 8, sink: 2 })] {
+            let options = CacheOptions {
+                kv,
+                window,
+                ..CacheOptions::default()
+            };
+            holds(&*tiny, &random_ids(TOKENS), &options, 4)?;
+        }
+        let options = CacheOptions {
+            kv,
+            ..CacheOptions::default()
+        };
+        holds(&*demo, &text_ids(TOKENS)?, &options, 3)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn keys_and_values_in_sixteen_bits_take_half_the_bytes_and_change_what_is_read() -> Result<()> {
+    let model = tiny(|_| {})?;
+    let text = random_ids(40);
+    let fed = |kv| -> Result<(Vec<u32>, usize)> {
+        let options = CacheOptions {
+            kv,
+            ..CacheOptions::default()
+        };
+        let mut caches = model.new_caches(&options)?;
+        let logits = feed(&*model, &mut caches, &text)?;
+        let attention = caches.layers().filter(|cache| cache.kind() == "kv");
+        Ok((logits, attention.map(|cache| cache.footprint().live).sum()))
+    };
+    let (exact, bytes) = fed(KvType::Native)?;
+    assert_eq!(fed(KvType::Native)?, (exact.clone(), bytes));
+    let mut seen = vec![exact];
+    for kv in [KvType::F16, KvType::Bf16] {
+        let (logits, half) = fed(kv)?;
+        assert_eq!(half * 2, bytes);
+        assert!(!seen.contains(&logits), "{kv:?} rounds nothing");
+        seen.push(logits);
     }
     Ok(())
 }

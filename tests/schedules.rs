@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use common::{assert_same, feed, folder_or_skip, load, seeded, text_ids, tiny, tiny_of, Result, Rng};
 use recant::candle::{DType, Device, Tensor};
 use recant::core::{
-    Cache, CacheOptions, CacheStack, LanguageModel, ModelSpec, Output, Readout, Segment, Window,
+    Cache, CacheOptions, CacheStack, KvType, LanguageModel, ModelSpec, Output, Readout, Segment, Window,
 };
 use recant::generate::{CombinedDrafter, Decoder, Drafter, ModelDrafter, NgramDrafter};
 
@@ -259,6 +259,29 @@ fn c005_windows_follow_random_schedules_past_the_wrap() -> Result<()> {
         random_schedule(&target, &target, &options, &prompt, 3, 120, 9)?;
     }
     Ok(())
+}
+
+/// C008: elsewhere, verification over quantized keys and values failed, or rolled them back as recurrent state.
+#[test]
+fn c008_keys_and_values_in_sixteen_bits_follow_random_schedules() -> Result<()> {
+    let target = tiny(|_| {})?;
+    let prompt: Vec<u32> = (0..6).map(|i| (7 * i + 3) % 250).collect();
+    for kv in [KvType::F16, KvType::Bf16] {
+        for window in [None, Some(Window { window: 8, sink: 2 })] {
+            let options = CacheOptions {
+                kv,
+                window,
+                ..CacheOptions::default()
+            };
+            random_schedule(&target, &target, &options, &prompt, 3, 120, 13)?;
+        }
+    }
+    let (target, draft) = (load("demo-target")?, load("demo-draft")?);
+    let options = CacheOptions {
+        kv: KvType::Bf16,
+        ..CacheOptions::default()
+    };
+    random_schedule(target.model(), draft.model(), &options, &text_ids(40)?, 3, 100, 8)
 }
 
 /// A text with phrases that come again, word by word or with a slip.

@@ -143,6 +143,7 @@ fn windows_forget_when_the_ring_has_gone_round_many_times() -> Result<()> {
         let options = CacheOptions {
             window: Some(Window { window, sink }),
             record_limit: 12,
+            ..CacheOptions::default()
         };
         no_trace(
             &*model,

@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 
-use crate::{AttentionLayout, Error, KvBlock, Result};
+use crate::{ArraySpec, AttentionLayout, Error, KvBlock, Result, Snapshot};
 
 /// Rows at positions `first..end`, in blocks that start at multiples of `block`.
 ///
@@ -13,6 +13,7 @@ use crate::{AttentionLayout, Error, KvBlock, Result};
 #[derive(Debug)]
 pub(crate) struct Blocks {
     layout: AttentionLayout,
+    stored: DType,
     device: Device,
     block: usize,
     first: usize,
@@ -22,9 +23,11 @@ pub(crate) struct Blocks {
 }
 
 impl Blocks {
-    pub(crate) fn new(layout: AttentionLayout, device: Device, block: usize) -> Self {
+    /// Blocks of `block` rows whose elements are stored as `stored`.
+    pub(crate) fn new(layout: AttentionLayout, stored: DType, device: Device, block: usize) -> Self {
         Self {
             layout,
+            stored,
             device,
             block: block.max(1),
             first: 0,
@@ -36,10 +39,6 @@ impl Blocks {
 
     pub(crate) fn layout(&self) -> &AttentionLayout {
         &self.layout
-    }
-
-    pub(crate) fn device(&self) -> &Device {
-        &self.device
     }
 
     /// Position of the oldest row held.
@@ -76,9 +75,20 @@ impl Blocks {
         Ok(rows)
     }
 
-    /// Writes rows at `end..`. What lay there before is overwritten only once room for all rows is there.
+    /// Rounds rows to the type that they are stored in, and writes them at `end..`.
     pub(crate) fn append(&mut self, keys: &Tensor, values: &Tensor) -> Result<()> {
-        let rows = self.check(keys, values)?;
+        self.check(keys, values)?;
+        self.write(&keys.to_dtype(self.stored)?, &values.to_dtype(self.stored)?)
+    }
+
+    /// Writes rows that [`arrays`](Self::arrays) gave at `end..`.
+    pub(crate) fn restore(&mut self, [keys, values]: [&Tensor; 2]) -> Result<()> {
+        self.write(&keys.to_device(&self.device)?, &values.to_device(&self.device)?)
+    }
+
+    /// Writes stored rows at `end..`. What lay there before is overwritten only once room for all rows is there.
+    fn write(&mut self, keys: &Tensor, values: &Tensor) -> Result<()> {
+        let rows = keys.dims()[0];
         let (keys, values) = (keys.contiguous()?, values.contiguous()?);
         let base = self.first / self.block;
         while (base + self.blocks.len()) * self.block < self.end + rows {
@@ -164,9 +174,30 @@ impl Blocks {
         Ok((keys, values))
     }
 
+    /// The arrays of a snapshot, by the names of keys and of values, that hold `rows` stored rows; none when `rows` is 0.
+    pub(crate) fn arrays<'a>(
+        &self,
+        from: &'a Snapshot,
+        names: [&'static str; 2],
+        rows: usize,
+    ) -> Result<Option<[&'a Tensor; 2]>> {
+        if rows == 0 {
+            return Ok(None);
+        }
+        let array = |name| {
+            let spec = ArraySpec {
+                name,
+                shape: vec![self.layout.kv_heads, self.layout.head_dim],
+                dtype: self.stored,
+            };
+            from.array(&spec, Some(rows))
+        };
+        Ok(Some([array(names[0])?, array(names[1])?]))
+    }
+
     /// Bytes of one row, keys and values together.
     pub(crate) fn row_bytes(&self) -> usize {
-        2 * self.layout.kv_heads * self.layout.head_dim * self.layout.dtype.size_in_bytes()
+        2 * self.layout.kv_heads * self.layout.head_dim * self.stored.size_in_bytes()
     }
 
     /// Rows that there is memory for.
@@ -176,6 +207,6 @@ impl Blocks {
 
     fn fresh(&self, rows: usize) -> Result<Tensor> {
         let shape = (rows, self.layout.kv_heads, self.layout.head_dim);
-        Ok(Tensor::zeros(shape, self.layout.dtype, &self.device)?)
+        Ok(Tensor::zeros(shape, self.stored, &self.device)?)
     }
 }

@@ -4,7 +4,8 @@ use candle_core::{Device, Tensor};
 
 use crate::blocks::Blocks;
 use crate::{
-    AttentionCache, AttentionLayout, Cache, Checkpoint, Error, Footprint, KvView, Ledger, Result, Snapshot,
+    AttentionCache, AttentionLayout, Cache, Checkpoint, Error, Footprint, KvType, KvView, Ledger, Result,
+    Snapshot,
 };
 
 /// Rows in a block.
@@ -16,6 +17,8 @@ pub(crate) const VALUES: &str = "values";
 ///
 /// Appending costs the same at token 10 and at token 100,000; trimming moves nothing. Any number of tokens can be
 /// trimmed, but none below an open checkpoint. Memory grows by a block at a time and is kept by `reset`.
+///
+/// A snapshot holds the rows as they are stored: caches of another [`KvType`] refuse it.
 #[derive(Debug)]
 pub struct KvCache {
     blocks: Blocks,
@@ -23,10 +26,16 @@ pub struct KvCache {
 }
 
 impl KvCache {
-    /// An empty cache.
+    /// An empty cache that stores rows in the layout's own type.
     pub fn new(layout: AttentionLayout, device: &Device) -> Self {
+        Self::stored_as(layout, KvType::Native, device)
+    }
+
+    /// An empty cache that stores rows as `stored`.
+    pub fn stored_as(layout: AttentionLayout, stored: KvType, device: &Device) -> Self {
+        let stored = stored.of(layout.dtype);
         Self {
-            blocks: Blocks::new(layout, device.clone(), BLOCK),
+            blocks: Blocks::new(layout, stored, device.clone(), BLOCK),
             ledger: Ledger::new(),
         }
     }
@@ -76,19 +85,15 @@ impl Cache for KvCache {
 
     fn fits(&self, from: &Snapshot) -> Result<()> {
         from.expect_kind(self.kind())?;
-        kv_arrays(from, self.blocks.layout(), from.len()).map(|_| ())
+        self.blocks.arrays(from, [KEYS, VALUES], from.len())?;
+        Ok(())
     }
 
     fn load(&mut self, from: &Snapshot) -> Result<()> {
         self.fits(from)?;
-        let rows = kv_arrays(from, self.blocks.layout(), from.len())?;
+        let rows = self.blocks.arrays(from, [KEYS, VALUES], from.len())?;
         self.reset();
-        if let Some((keys, values)) = rows {
-            let device = self.blocks.device();
-            let (keys, values) = (keys.to_device(device)?, values.to_device(device)?);
-            self.blocks.append(&keys, &values)?;
-        }
-        Ok(())
+        rows.map_or(Ok(()), |rows| self.blocks.restore(rows))
     }
 
     fn reset(&mut self) {
@@ -122,24 +127,4 @@ impl AttentionCache for KvCache {
             sink: 0,
         })
     }
-}
-
-/// The `keys` and `values` of a snapshot, which must have `rows` rows; none when `rows` is 0.
-pub(crate) fn kv_arrays<'a>(
-    from: &'a Snapshot,
-    layout: &AttentionLayout,
-    rows: usize,
-) -> Result<Option<(&'a Tensor, &'a Tensor)>> {
-    if rows == 0 {
-        return Ok(None);
-    }
-    let array = |name| {
-        let spec = crate::ArraySpec {
-            name,
-            shape: vec![layout.kv_heads, layout.head_dim],
-            dtype: layout.dtype,
-        };
-        from.array(&spec, Some(rows))
-    };
-    Ok(Some((array(KEYS)?, array(VALUES)?)))
 }

@@ -14,8 +14,35 @@ pub struct AttentionLayout {
     pub kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// Type of the keys and values that the layer appends.
+    /// Type of the keys and values that the layer appends. A cache may store them in another.
     pub dtype: DType,
+}
+
+/// Type in which an attention cache stores keys and values.
+///
+/// A narrower one halves what they take, and what attention reads at a long context. A row is rounded once, to nearest,
+/// when it is appended, and from then on every query reads the rounded row, that of its own token included: so results
+/// differ from those with f32, and keep the grouping law as those do.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum KvType {
+    /// As the layer gives them, which is f32 in the models of this workspace: nothing is rounded.
+    #[default]
+    Native,
+    /// 16 bits, of which 11 are of precision. What is beyond 65,504 becomes infinite.
+    F16,
+    /// 16 bits, of which 8 are of precision, with the range of f32.
+    Bf16,
+}
+
+impl KvType {
+    /// The type of stored rows, of a layer that appends rows of type `native`.
+    pub fn of(self, native: DType) -> DType {
+        match self {
+            Self::Native => native,
+            Self::F16 => DType::F16,
+            Self::Bf16 => DType::BF16,
+        }
+    }
 }
 
 /// Name, shape and type of an array.

@@ -38,7 +38,7 @@ pub use candidates::{largest, Candidate};
 pub use checkpoint::{Checkpoint, Ledger};
 pub use error::{Error, Result};
 pub use kv::KvCache;
-pub use layout::{ArraySpec, AttentionLayout, Fold, LayerLayout, RecurrentLayout, StackLayout};
+pub use layout::{ArraySpec, AttentionLayout, Fold, KvType, LayerLayout, RecurrentLayout, StackLayout};
 pub use model::{Hidden, LanguageModel, ModelSpec, Output, Readout, Rows, Segment, SegmentOutput};
 pub use rotating::{RotatingKvCache, Window};
 pub use snapshot::Snapshot;

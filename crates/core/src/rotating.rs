@@ -3,9 +3,9 @@
 use candle_core::{Device, Tensor};
 
 use crate::blocks::Blocks;
-use crate::kv::{kv_arrays, KEYS, VALUES};
+use crate::kv::{KEYS, VALUES};
 use crate::{
-    ArraySpec, AttentionCache, AttentionLayout, Cache, Checkpoint, Error, Footprint, KvBlock, KvView, Ledger,
+    AttentionCache, AttentionLayout, Cache, Checkpoint, Error, Footprint, KvBlock, KvType, KvView, Ledger,
     Result, Snapshot,
 };
 
@@ -43,11 +43,25 @@ pub struct RotatingKvCache {
 }
 
 impl RotatingKvCache {
-    /// An empty cache that can trim at least `slack` tokens without a checkpoint.
+    /// An empty cache that can trim at least `slack` tokens without a checkpoint, and stores rows in the layout's own type.
     ///
     /// # Errors
     /// The window is 0.
     pub fn new(layout: AttentionLayout, window: Window, slack: usize, device: &Device) -> Result<Self> {
+        Self::stored_as(layout, KvType::Native, window, slack, device)
+    }
+
+    /// As [`new`](Self::new), but rows are stored as `stored`.
+    ///
+    /// # Errors
+    /// The window is 0.
+    pub fn stored_as(
+        layout: AttentionLayout,
+        stored: KvType,
+        window: Window,
+        slack: usize,
+        device: &Device,
+    ) -> Result<Self> {
         if window.window == 0 {
             return Err(Error::mismatch(
                 "window of a rotating cache",
@@ -58,11 +72,12 @@ impl RotatingKvCache {
         // Bounded first: the next power of two of a very wide window would overflow.
         let rows = window.window.saturating_add(slack).min(MAX_BLOCK);
         let block = rows.next_power_of_two().max(8);
+        let stored = stored.of(layout.dtype);
         Ok(Self {
             window,
             slack,
-            ring: Blocks::new(layout.clone(), device.clone(), block),
-            sink: Blocks::new(layout, device.clone(), window.sink.min(MAX_BLOCK)),
+            ring: Blocks::new(layout.clone(), stored, device.clone(), block),
+            sink: Blocks::new(layout, stored, device.clone(), window.sink.min(MAX_BLOCK)),
             ledger: Ledger::new(),
         })
     }
@@ -102,18 +117,13 @@ impl RotatingKvCache {
         len.min(self.window.sink)
     }
 
-    fn sink_arrays<'a>(&self, from: &'a Snapshot) -> Result<Option<(&'a Tensor, &'a Tensor)>> {
-        let rows = self.sink_rows(from.len());
-        if rows == 0 {
-            return Ok(None);
-        }
-        let layout = self.ring.layout();
-        let array = |name| {
-            let shape = vec![layout.kv_heads, layout.head_dim];
-            let dtype = layout.dtype;
-            from.array(&ArraySpec { name, shape, dtype }, Some(rows))
-        };
-        Ok(Some((array(SINK_KEYS)?, array(SINK_VALUES)?)))
+    /// A snapshot's rows of the ring, and those of the sink.
+    fn arrays<'a>(&self, from: &'a Snapshot) -> Result<[Option<[&'a Tensor; 2]>; 2]> {
+        let (ring, sink) = (self.kept_rows(from.len()), self.sink_rows(from.len()));
+        Ok([
+            self.ring.arrays(from, [KEYS, VALUES], ring)?,
+            self.sink.arrays(from, [SINK_KEYS, SINK_VALUES], sink)?,
+        ])
     }
 }
 
@@ -178,27 +188,19 @@ impl Cache for RotatingKvCache {
         from.expect_kind(self.kind())?;
         from.expect_setting("window", self.window.window)?;
         from.expect_setting("sink", self.window.sink)?;
-        kv_arrays(from, self.ring.layout(), self.kept_rows(from.len()))?;
-        self.sink_arrays(from)?;
+        self.arrays(from)?;
         Ok(())
     }
 
     fn load(&mut self, from: &Snapshot) -> Result<()> {
         self.fits(from)?;
-        let device = self.ring.device().clone();
-        let rows = kv_arrays(from, self.ring.layout(), self.kept_rows(from.len()))?;
-        let sink = self.sink_arrays(from)?;
+        let [ring, sink] = self.arrays(from)?;
         self.reset();
-        if let Some((keys, values)) = rows {
+        if let Some(rows) = ring {
             self.ring.restart(from.len() - self.kept_rows(from.len()));
-            self.ring
-                .append(&keys.to_device(&device)?, &values.to_device(&device)?)?;
+            self.ring.restore(rows)?;
         }
-        if let Some((keys, values)) = sink {
-            self.sink
-                .append(&keys.to_device(&device)?, &values.to_device(&device)?)?;
-        }
-        Ok(())
+        sink.map_or(Ok(()), |rows| self.sink.restore(rows))
     }
 
     fn reset(&mut self) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use candle_core::Device;
 
 use crate::{
-    ArraysCache, AttentionCache, Cache, Checkpoint, Error, Footprint, KvCache, LayerLayout, Ledger,
+    ArraysCache, AttentionCache, Cache, Checkpoint, Error, Footprint, KvCache, KvType, LayerLayout, Ledger,
     RecurrentCache, Result, RotatingKvCache, Snapshot, StackLayout, Window,
 };
 
@@ -15,15 +15,18 @@ pub struct CacheOptions {
     /// Lets attention layers see only this much, in bounded memory. Recurrent layers are not affected. `None`: all
     /// tokens.
     pub window: Option<Window>,
+    /// Type in which attention layers store keys and values. Recurrent layers are not affected.
+    pub kv: KvType,
     /// Most tokens that may be fed between a checkpoint and its commit.
     pub record_limit: usize,
 }
 
 impl Default for CacheOptions {
-    /// All tokens, and records of up to 64.
+    /// All tokens, not rounded, and records of up to 64.
     fn default() -> Self {
         Self {
             window: None,
+            kv: KvType::Native,
             record_limit: 64,
         }
     }
@@ -42,10 +45,10 @@ impl LayerCache {
     pub fn standard(layout: &LayerLayout, options: &CacheOptions, device: &Device) -> Result<Self> {
         Ok(match (layout, options.window) {
             (LayerLayout::Attention(layout), None) => {
-                Self::Attention(Box::new(KvCache::new(layout.clone(), device)))
+                Self::Attention(Box::new(KvCache::stored_as(layout.clone(), options.kv, device)))
             }
             (LayerLayout::Attention(layout), Some(window)) => Self::Attention(Box::new(
-                RotatingKvCache::new(layout.clone(), window, options.record_limit, device)?,
+                RotatingKvCache::stored_as(layout.clone(), options.kv, window, options.record_limit, device)?,
             )),
             (LayerLayout::Recurrent(layout), _) => Self::Recurrent(Box::new(ArraysCache::new(
                 layout.clone(),

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use recant_core::candle::{DType, Device, Tensor};
 use recant_core::{
-    ArraysCache, AttentionLayout, CacheOptions, CacheStack, KvCache, LayerLayout, Result, RotatingKvCache,
-    StackLayout, Window,
+    ArraysCache, AttentionLayout, CacheOptions, CacheStack, KvCache, KvType, LayerLayout, Result,
+    RotatingKvCache, StackLayout, Window,
 };
 use recant_testkit::conformance::{self, Options};
 use recant_testkit::{Failure, Recurrence, ScriptedModel, Writes};
@@ -25,6 +25,30 @@ fn kv_cache_keeps_the_laws_in_every_type() -> std::result::Result<(), Failure> {
             Box::new(KvCache::new(layout(dtype), &Device::Cpu))
         };
         conformance::attention_cache(make, &Options::default())?;
+    }
+    Ok(())
+}
+
+const KV_TYPES: [KvType; 3] = [KvType::Native, KvType::F16, KvType::Bf16];
+
+#[test]
+fn caches_that_round_what_they_are_given_keep_the_laws() -> std::result::Result<(), Failure> {
+    for kv in KV_TYPES {
+        let options = Options {
+            exact: kv == KvType::Native,
+            ..Options::default()
+        };
+        let make = || -> Box<dyn recant_core::AttentionCache> {
+            Box::new(KvCache::stored_as(layout(DType::F32), kv, &Device::Cpu))
+        };
+        conformance::attention_cache(make, &options)?;
+        let window = Window { window: 8, sink: 2 };
+        let options = Options {
+            window: Some(window),
+            ..options
+        };
+        let make = || RotatingKvCache::stored_as(layout(DType::F32), kv, window, 4, &Device::Cpu);
+        conformance::attention_cache(|| Box::new(make().expect("a window of at least 1")), &options)?;
     }
     Ok(())
 }
@@ -105,9 +129,13 @@ fn mixed_stacks_keep_the_laws() -> std::result::Result<(), Failure> {
         })
     };
     let recurrent = || LayerLayout::Recurrent(Recurrence::layout());
-    for window in [None, Some(Window { window: 8, sink: 2 })] {
+    for (window, kv) in [None, Some(Window { window: 8, sink: 2 })]
+        .into_iter()
+        .flat_map(|window| KV_TYPES.map(|kv| (window, kv)))
+    {
         let caches = CacheOptions {
             window,
+            kv,
             ..CacheOptions::default()
         };
         let layout = Arc::new(StackLayout {

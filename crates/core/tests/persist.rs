@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use recant_core::candle::{DType, Device, Tensor};
 use recant_core::{
     persist, AttentionCache, AttentionLayout, Cache, CacheOptions, CacheStack, Checkpoint, Error, Footprint,
-    KvCache, KvView, LanguageModel, LayerCache, LayerLayout, Result, Rows, Segment, Snapshot, StackLayout,
-    Transaction, Window,
+    KvCache, KvType, KvView, LanguageModel, LayerCache, LayerLayout, Result, Rows, Segment, Snapshot,
+    StackLayout, Transaction, Window,
 };
 use recant_testkit::ScriptedModel;
 use tempfile::TempDir;
@@ -233,6 +233,57 @@ fn a_file_of_another_kind_of_cache_or_another_window_is_refused_by_layer() -> Re
             } else {
                 let reason = refusal(&path, &mut stack)?;
                 assert!(reason.contains("layer 1 ("), "{saved:?} into {asked:?}: {reason}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_file_whose_keys_and_values_are_of_another_type_is_refused_by_layer() -> Result<()> {
+    let (_folder, path) = place();
+    let layout = Arc::new(StackLayout {
+        fingerprint: "a model".to_owned(),
+        layers: vec![LayerLayout::Attention(AttentionLayout {
+            kv_heads: 1,
+            head_dim: 2,
+            dtype: DType::F32,
+        })],
+        device: Device::Cpu,
+    });
+    let rows = (Tensor::rand(0f32, 1.0, (20, 1, 2), &Device::Cpu)? / 3.0)?;
+    for window in [None, Some(Window { window: 8, sink: 2 })] {
+        let fed = |kv, tokens| -> Result<CacheStack> {
+            let options = CacheOptions {
+                window,
+                kv,
+                ..CacheOptions::default()
+            };
+            let mut stack = CacheStack::standard(Arc::clone(&layout), &options)?;
+            let rows = rows.narrow(0, 0, tokens)?;
+            stack.attention(0)?.append(&rows, &rows)?;
+            Ok(stack)
+        };
+        let types = [KvType::Native, KvType::F16, KvType::Bf16];
+        for saved in types {
+            let from = fed(saved, 20)?;
+            persist::save(&path, &from, &text(20))?;
+            for asked in types {
+                let mut stack = fed(asked, 1)?;
+                if saved == asked {
+                    persist::load(&path, &mut stack)?;
+                    assert_eq!(from.snapshot()?.difference(&stack.snapshot()?), None);
+                    continue;
+                }
+                let reason = refusal(&path, &mut stack)?;
+                let [asked, saved] = [asked, saved].map(|kv| kv.of(DType::F32));
+                for part in [
+                    "layer 0 (",
+                    &format!("expected {asked:?} of"),
+                    &format!("found {saved:?} of"),
+                ] {
+                    assert!(reason.contains(part), "{reason}");
+                }
             }
         }
     }

@@ -102,6 +102,7 @@ fn c005_a_wrapped_layer_refuses_for_all_and_is_named() -> Result<()> {
     let options = CacheOptions {
         window: Some(Window { window: 8, sink: 0 }),
         record_limit: 4,
+        ..CacheOptions::default()
     };
     let layers = vec![LayerLayout::Attention(KV), LayerLayout::Attention(KV)];
     let full = LayerCache::Attention(Box::new(KvCache::new(KV, &Device::Cpu)));

@@ -37,7 +37,7 @@ pub use tokenizers;
 
 pub use error::{Error, Result};
 pub use loaded::{load, load_with, Loaded};
-pub use recant_core::{CacheOptions, Hidden};
+pub use recant_core::{CacheOptions, Hidden, KvType};
 pub use recant_generate::{Depth, DraftVocabulary, Finish, Phases, Round, Token};
 pub use recant_layers::{ActivationPrecision, Backend, GroupFormat, LoadOptions};
 pub use recant_mtp::{Agreement, HeadCheck, Suspicion};
