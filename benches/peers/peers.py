@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import tarfile
+import time
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -23,6 +24,8 @@ SDIST = "llama_cpp_python-0.3.36"
 REQUIREMENT = "llama-cpp-python==0.3.36"
 WIDTHS = {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
 SIDES = ("llama.cpp", "recant")
+# llama.cpp's builds. llamafile's kernels are its default; without them it is faster in some measures.
+BUILDS = {"llamafile": "ON", "plain": "OFF"}
 
 
 class Failure(Exception):
@@ -63,18 +66,19 @@ def sources(work):
     return folder
 
 
-def build_peer(work):
+def build_peer(work, build):
     """Builds peer.cpp with llama.cpp in it. Takes some minutes the first time."""
     if shutil.which("cmake") is None:
         raise Failure(
             "cmake is needed to build llama.cpp and is not on the PATH. Install it with `pip install cmake` "
             "or your system's packages (`apt install cmake g++`)."
         )
-    build = work / "build"
-    options = ["-DCMAKE_BUILD_TYPE=Release", f"-DLLAMA_CPP={sources(work)}"]
-    run(["cmake", "-S", HERE, "-B", build, *options], work / "configure.log")
-    run(["cmake", "--build", build, "--target", "peer", "--parallel", str(os.cpu_count())], work / "build.log")
-    return build / "peer"
+    folder = work / f"build-{build}"
+    options = ["-DCMAKE_BUILD_TYPE=Release", f"-DLLAMA_CPP={sources(work)}", f"-DGGML_LLAMAFILE={BUILDS[build]}"]
+    run(["cmake", "-S", HERE, "-B", folder, *options], work / f"configure-{build}.log")
+    jobs = str(os.cpu_count())
+    run(["cmake", "--build", folder, "--target", "peer", "--parallel", jobs], work / f"build-{build}.log")
+    return folder / "peer"
 
 
 def model(work, width):
@@ -112,11 +116,14 @@ def build_recant():
 
 def from_bench(report, width):
     """The measures of a width in the report of recant's bench, in the form that peer.cpp prints."""
-    return {
-        "decode_tokens_per_s": report["decode"][width]["tokens_per_s"],
-        "verify_ms": report["verify_ms"][width],
-        "prefill": report["prefill"][width],
-    }
+    try:
+        return {
+            "decode_tokens_per_s": report["decode"][width]["tokens_per_s"],
+            "verify_ms": report["verify_ms"][width],
+            "prefill": report["prefill"][width],
+        }
+    except (KeyError, TypeError) as error:
+        raise Failure(f"the report of recant's bench on {width} lacks {error}; is this script of the same commit?") from error
 
 
 # Measuring.
@@ -159,45 +166,62 @@ def median(reports):
 
 
 def compare(work, widths, sides, rounds, threads):
-    """Runs the sides in turn and gives all their reports."""
-    programs = {}
+    """Runs the programs in turn and gives all their reports."""
+    programs = []
     if "llama.cpp" in sides:
-        peer = build_peer(work)
         models = {width: model(work, width) for width in widths}
-        programs["llama.cpp"] = lambda width: [peer, models[width], threads]
+        for build in BUILDS:
+            peer = build_peer(work, build)
+            programs.append(("llama.cpp", build, lambda width, peer=peer: [peer, models[width], threads]))
     if "recant" in sides:
         bench = build_recant()
-        programs["recant"] = lambda width: [bench, "--json", "--only", width, "--threads", threads]
+        options = ["--json", "--threads", threads, "--only"]
+        programs.append(("recant", "release", lambda width: [bench, *options, width]))
     runs = []
     for number in range(rounds):
         for width in widths:
-            for side, command in programs.items():
-                print(f"round {number + 1} of {rounds}: {width}, {side}", file=sys.stderr)
-                started = datetime.now(timezone.utc)
+            for side, build, command in programs:
+                print(f"round {number + 1} of {rounds}: {width}, {side} ({build})", file=sys.stderr)
+                started = time.monotonic()
                 report, others = measure(command(width))
-                seconds = (datetime.now(timezone.utc) - started).total_seconds()
+                seconds = time.monotonic() - started
                 runs.append({
                     "side": side,
+                    "build": build,
                     "width": width,
                     "round": number + 1,
                     "seconds": round(seconds, 1),
                     "cores_used_by_others": None if others is None else round(max(0.0, others) / seconds, 2),
-                    "report": report,
+                    "report": report if side == "llama.cpp" else from_bench(report, width),
                 })
     return runs
 
 
+def better(a, b):
+    """Of two reports of one form, the better number of each measure: speeds are better high, times low."""
+    pick = {"decode_tokens_per_s": max, "prefill": max, "verify_ms": min, "round_ms": min}
+    best = {}
+    for name, choose in pick.items():
+        if isinstance(a[name], dict):
+            best[name] = {key: choose(a[name][key], b[name][key]) for key in a[name]}
+        else:
+            best[name] = choose(a[name], b[name])
+    return best
+
+
 def medians(runs):
-    """Medians over the rounds, by width and side."""
+    """Medians over the rounds, by width and side; llama.cpp's are those of its better build in each measure."""
     table = {}
     for width in WIDTHS:
-        for side in SIDES:
-            reports = [run["report"] for run in runs if (run["width"], run["side"]) == (width, side)]
-            if side == "recant":
-                reports = [from_bench(report, width) for report in reports]
-            if reports:
-                table.setdefault(width, {})[side] = median(reports)
-    return table
+        by_build = {}
+        for run in runs:
+            if run["width"] == width:
+                by_build.setdefault((run["side"], run["build"]), []).append(run["report"])
+        for (side, _build), reports in by_build.items():
+            sides = table.setdefault(width, {})
+            report = median(reports)
+            sides[side] = better(sides[side], report) if side in sides else report
+    return {width: sides for width, sides in table.items() if sides}
 
 
 # Showing.
