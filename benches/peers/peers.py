@@ -258,7 +258,7 @@ def markdown(table):
         a, b = theirs.get("decode_tokens_per_s"), ours.get("decode_tokens_per_s")
         lines.append(cells(name, "decode", a, b, over(b, a)))
         theirs, ours = theirs.get("prefill", {}), ours.get("prefill", {})
-        for prompt in theirs or ours:
+        for prompt in sorted(theirs or ours, key=int):
             a, b = theirs.get(prompt), ours.get(prompt)
             lines.append(cells(name, f"prefill {prompt}", a, b, over(b, a)))
     lines += [
@@ -270,7 +270,7 @@ def markdown(table):
     for width, sides in table.items():
         theirs, ours = (sides.get(side, {}) for side in SIDES)
         plain, back, ours = theirs.get("verify_ms", {}), theirs.get("round_ms", {}), ours.get("verify_ms", {})
-        for rows in plain or ours:
+        for rows in sorted(plain or ours, key=int):
             a, b, c = plain.get(rows), back.get(rows), ours.get(rows)
             costs = over(b, back.get("1")), over(c, ours.get("1"))
             lines.append(cells(f"{width} ({WIDTHS[width]})", rows, a, b, c, over(a, c), over(b, c), *costs))
