@@ -42,6 +42,38 @@ pub fn rms_norm(backend: Backend, x: &Tensor, weight: &Tensor, eps: f64) -> Resu
     tensor(y, &[rows, width])
 }
 
+/// `a + b`: a layer's result to the residual stream.
+///
+/// # Shapes
+/// `a`, `b`: `[rows, d]`, f32. Result: the same.
+///
+/// # Errors
+/// Another shape, type or device, or not contiguous.
+pub fn add(backend: Backend, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    const OP: Op = Op("add");
+    OP.shape("b", b, a.dims())?;
+    OP.dtype("a", a, DType::F32)?;
+    OP.dtype("b", b, DType::F32)?;
+    if backend == Backend::Composed {
+        return Ok((a + b)?);
+    }
+    let (left, right) = (OP.hold("a", a)?, OP.hold("b", b)?);
+    let (left, right) = (left.f32()?, right.f32()?);
+    /// Elements of a task.
+    const CHUNK: usize = 16 * 1024;
+    let mut y = vec![0.0; left.len()];
+    let shared = Shared::new(&mut y);
+    pool::for_each(left.len().div_ceil(CHUNK), left.len(), &|task| {
+        let range = task * CHUNK..left.len().min((task + 1) * CHUNK);
+        // SAFETY: one task a chunk, and chunks do not overlap.
+        let y = unsafe { shared.part(range.clone()) };
+        for ((y, a), b) in y.iter_mut().zip(&left[range.clone()]).zip(&right[range]) {
+            *y = a + b;
+        }
+    });
+    tensor(y, a.dims())
+}
+
 /// `silu(first half) * second half`
 ///
 /// # Shapes

@@ -4,7 +4,32 @@ mod common;
 
 use candle_core::{DType, Device, Tensor};
 use common::{distance, in_pool, rows, same, values, Numbers};
-use recant_kernels::{rms_norm, swiglu, Backend, Error, Rotary};
+use recant_kernels::{add, rms_norm, swiglu, Backend, Error, Rotary};
+
+#[test]
+fn a_sum_is_that_of_each_element() {
+    let mut numbers = Numbers(9);
+    for (count, width) in [(0, 3), (1, 1), (5, 33), (70, 1025)] {
+        let (a, b) = (numbers.tensor(&[count, width]), numbers.tensor(&[count, width]));
+        let expected = (&a + &b).expect("a sum");
+        for threads in [1, 3] {
+            for backend in [Backend::Cpu, Backend::Composed] {
+                let sum = in_pool(threads, || add(backend, &a, &b).expect("a sum"));
+                same(&sum, &expected, &format!("{count} x {width}"));
+            }
+        }
+    }
+    let (a, b) = (numbers.tensor(&[2, 3]), numbers.tensor(&[2, 4]));
+    assert!(matches!(
+        add(Backend::Cpu, &a, &b),
+        Err(Error::Shape { operand: "b", .. })
+    ));
+    let half = numbers.typed(&[2, 3], DType::F16);
+    assert!(matches!(
+        add(Backend::Cpu, &half, &a),
+        Err(Error::DType { operand: "a", .. })
+    ));
+}
 
 #[test]
 fn norm_and_activation_of_a_row_do_not_depend_on_other_rows_or_threads() {

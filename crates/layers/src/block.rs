@@ -2,7 +2,7 @@
 
 use recant_core::candle::Tensor;
 use recant_core::{LayerLayout, Result};
-use recant_kernels::RotaryTable;
+use recant_kernels::{add, Backend, RotaryTable};
 
 use crate::{GatedAttention, GatedDeltaNet, Mlp, RmsNorm, Sequence, SparseMoe};
 
@@ -27,6 +27,8 @@ pub enum Ffn {
 /// One decoder layer.
 #[derive(Debug)]
 pub struct DecoderBlock {
+    /// What runs the sums.
+    pub backend: Backend,
     /// `input_layernorm`.
     pub input_norm: RmsNorm,
     /// `linear_attn` or `self_attn`.
@@ -59,12 +61,12 @@ impl DecoderBlock {
             Mixer::Linear(mixer) => mixer.forward(&normed, layer, sequences)?,
             Mixer::Full(mixer) => mixer.forward(&normed, layer, rotary, sequences)?,
         };
-        let x = (x + mixed)?;
+        let x = add(self.backend, x, &mixed)?;
         let normed = self.post_norm.forward(&x)?;
         let inner = match &self.ffn {
             Ffn::Dense(mlp) => mlp.forward(&normed)?,
             Ffn::Sparse(moe) => moe.forward(&normed)?,
         };
-        Ok((x + inner)?)
+        Ok(add(self.backend, &x, &inner)?)
     }
 }

@@ -138,6 +138,7 @@ impl<'a> Assembly<'a> {
         feed_forward: &FeedForward,
     ) -> Result<DecoderBlock> {
         Ok(DecoderBlock {
+            backend: self.options.backend,
             input_norm: self.norm(&format!("{prefix}.input_layernorm.weight"))?,
             mixer: match kind {
                 LayerKind::Linear => Mixer::Linear(self.delta_net(&format!("{prefix}.linear_attn"))?),
