@@ -1,0 +1,117 @@
+//! Kernels alone, with nothing of theirs in a cache.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use recant::candle::{DType, Tensor};
+use recant::core::{Cache, KvBlock, KvView};
+use recant_kernels::{attention, AttentionSegment, AttentionShape, Backend};
+
+use crate::alternate::try_medians;
+use crate::delta;
+use crate::model::Model;
+use crate::seeded::Seeded;
+
+/// Rows in a block of the standard cache.
+const BLOCK: usize = 256;
+
+/// Recurrent layers of the model.
+const LAYERS: usize = 18;
+
+/// Tokens that one row looks back on.
+const CONTEXTS: [usize; 2] = [1 << 10, 32 << 10];
+
+/// An attention layer of the model.
+const SHAPE: AttentionShape = AttentionShape {
+    heads: 8,
+    kv_heads: 2,
+    head_dim: 256,
+    rotary_dims: 64,
+    gated: true,
+    eps: 1e-6,
+};
+
+/// A kernel's time for one row, and the bytes that it must move.
+#[derive(Clone, Copy)]
+pub(crate) struct Kernel {
+    pub(crate) time: Duration,
+    pub(crate) bytes: usize,
+}
+
+/// Kernels other than linear ones.
+#[derive(Default)]
+pub(crate) struct Kernels {
+    /// One attention layer, by the tokens before.
+    pub(crate) attention: Vec<(usize, Kernel)>,
+    /// All recurrent layers, a step each, under a checkpoint.
+    pub(crate) gated_delta: Option<Kernel>,
+}
+
+/// Each of them after `model`'s head, which leaves nothing else in the caches.
+pub(crate) fn measure(model: &Model, rounds: usize) -> Result<Kernels> {
+    let views = CONTEXTS.map(view);
+    let views = views.into_iter().collect::<Result<Vec<_>>>()?;
+    let q = random("q", &[1, SHAPE.heads, SHAPE.head_dim])?;
+    let gate = random("gate", &[1, SHAPE.heads * SHAPE.head_dim])?;
+    let mut layers = delta::layers(LAYERS, 1);
+    let times = try_medians(CONTEXTS.len() + 1, rounds, |v| {
+        model.head()?;
+        let Some(view) = views.get(v) else {
+            return Ok(delta::round(&mut layers, 1).passes);
+        };
+        let segment = AttentionSegment {
+            rows: 1,
+            position: CONTEXTS[v] - 1,
+            view,
+        };
+        let start = Instant::now();
+        attention(Backend::Cpu, &SHAPE, &q, Some(&gate), &[segment])?;
+        anyhow::Ok(start.elapsed())
+    })?;
+    let state: usize = layers.iter().map(|layer| layer.cache.footprint().live).sum();
+    let keys_values = |context: usize| 2 * context * SHAPE.kv_heads * SHAPE.head_dim * size_of::<f32>();
+    Ok(Kernels {
+        attention: CONTEXTS
+            .into_iter()
+            .zip(&times)
+            .map(|(context, time)| {
+                let (time, bytes) = (*time, keys_values(context));
+                (context, Kernel { time, bytes })
+            })
+            .collect(),
+        gated_delta: times.last().map(|time| Kernel {
+            time: *time,
+            bytes: 2 * state,
+        }),
+    })
+}
+
+fn random(name: &str, shape: &[usize]) -> Result<Tensor> {
+    let source = Seeded {
+        seed: 2,
+        dtype: DType::F32,
+    };
+    Ok(source.tensor(name, shape)?)
+}
+
+fn view(context: usize) -> Result<KvView> {
+    let rows = |name: &str, start: usize| {
+        random(
+            &format!("{name}.{start}"),
+            &[BLOCK, SHAPE.kv_heads, SHAPE.head_dim],
+        )
+    };
+    let blocks = (0..context).step_by(BLOCK).map(|start| {
+        Ok(KvBlock {
+            start,
+            rows: BLOCK,
+            keys: rows("keys", start)?,
+            values: rows("values", start)?,
+        })
+    });
+    Ok(KvView {
+        blocks: blocks.collect::<Result<_>>()?,
+        window: None,
+        sink: 0,
+    })
+}

@@ -1,0 +1,329 @@
+//! A model of random weights, and what is measured of it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{anyhow, ensure, Context, Result};
+use recant::candle::{DType, Tensor};
+use recant::core::{Cache, CacheOptions, LanguageModel, Rows, Segment};
+use recant::generate::Decoder;
+use recant::{ActivationPrecision, Round};
+use recant_layers::HybridModel;
+use recant_testkit::{Draft, ScriptedDrafter};
+use recant_weights::Source;
+
+use crate::alternate::{ms, try_medians};
+use crate::seeded::{self, Seeded};
+use crate::width::Width;
+use crate::Effort;
+
+/// Tokens held when measuring begins.
+const HELD: u32 = 64;
+
+/// Rows that are checked in one call.
+const ROWS: [usize; 7] = [1, 2, 4, 5, 6, 8, 16];
+
+/// Drafts of a round whose rejected ones are taken back.
+const DRAFTS: usize = 5;
+
+/// Accepted ones, by name.
+pub(crate) const ACCEPTED: [(&str, usize); 3] = [("none", 0), ("half", 2), ("all", DRAFTS)];
+
+/// A model in the shape of Qwen3.5-0.8B.
+pub(crate) struct Model {
+    width: Width,
+    model: Arc<HybridModel>,
+    counted: Counted,
+    /// A row for the head.
+    hidden: Tensor,
+}
+
+/// What was measured of a model.
+pub(crate) struct Measured {
+    pub(crate) width: Width,
+    /// A step of one token.
+    pub(crate) decode: Duration,
+    /// What such a step moves.
+    pub(crate) bytes: Bytes,
+    /// A round of so many rows, all logits looked at, all drafts taken back.
+    pub(crate) verify: Vec<(usize, Duration)>,
+    /// A call of so many tokens into empty caches.
+    pub(crate) prefill: Vec<(usize, Duration)>,
+    /// Multiply-adds of a token in the layers.
+    pub(crate) multiply_adds: usize,
+    /// What taking back costs, for each of [`ACCEPTED`].
+    pub(crate) rollback: [Rollback; ACCEPTED.len()],
+    /// The head alone, one row.
+    pub(crate) linear: Duration,
+    /// Bytes of the head.
+    pub(crate) linear_bytes: usize,
+}
+
+/// Bytes that a step of one token moves.
+#[derive(Clone, Copy)]
+pub(crate) struct Bytes {
+    /// All weights, read. The embedding is the head, and is read once.
+    pub(crate) weights: usize,
+    /// Recurrent state, read and written.
+    pub(crate) state: usize,
+    /// Keys and values of the tokens held, read.
+    pub(crate) keys_values: usize,
+}
+
+impl Bytes {
+    pub(crate) fn total(self) -> usize {
+        self.weights + self.state + self.keys_values
+    }
+}
+
+/// What taking tokens back costs.
+#[derive(Clone, Copy)]
+pub(crate) struct Rollback {
+    /// Checkpoint, trim and commit.
+    pub(crate) bookkeeping: f64,
+    /// What the next pass takes longer for folding all that was kept, and not one token.
+    pub(crate) fold: f64,
+    /// A whole round.
+    pub(crate) round: f64,
+}
+
+impl Rollback {
+    /// Of a round.
+    pub(crate) fn share(self) -> f64 {
+        (self.bookkeeping + self.fold.max(0.0)) / self.round
+    }
+}
+
+impl Model {
+    pub(crate) fn new(width: Width) -> Result<Self> {
+        let source = Seeded {
+            seed: 1,
+            dtype: DType::BF16,
+        };
+        let hidden = source.tensor("hidden", &[1, 1024])?.to_dtype(DType::F32)?;
+        let mut counted = Counted {
+            source,
+            width,
+            bytes: 0,
+            weights: 0,
+            head: 0,
+        };
+        let options = width.options(ActivationPrecision::default());
+        let model = seeded::model_of(&seeded::qwen3_5_0_8b(), width.name(), &mut counted, &options);
+        Ok(Self {
+            width,
+            model: Arc::new(model.map_err(|e| anyhow!("no model of random weights: {e}"))?),
+            counted,
+            hidden,
+        })
+    }
+
+    pub(crate) fn measure(&self, effort: &Effort, say: &dyn Fn(&str)) -> Result<Measured> {
+        say("decoding");
+        let mut decoder = self.decoder()?;
+        let steps = 1..=effort.decode;
+        let times = steps.map(|_| Ok(time(&decoder.round(0, usize::MAX, &[])?)));
+        let decode = median(times.collect::<Result<Vec<_>>>()?);
+        let text = decoder.tokens().to_vec();
+        say("checking several tokens");
+        let verify = self.verify(&text, effort.verify)?;
+        say("reading prompts");
+        let prefill = self.prefill(effort.prompts, effort.prefill)?;
+        say("taking tokens back");
+        let rollback = self.rollback(&text, effort.rollback)?;
+        let linear = try_medians(1, effort.kernels, |_| self.head())?;
+        Ok(Measured {
+            width: self.width,
+            decode,
+            bytes: self.bytes(&decoder),
+            verify,
+            prefill,
+            multiply_adds: self.counted.weights - self.counted.head,
+            rollback,
+            linear: linear[0],
+            linear_bytes: self.width.bytes(self.counted.head),
+        })
+    }
+
+    /// The time of the head for one row: more bytes than most processors' caches hold.
+    pub(crate) fn head(&self) -> Result<Duration> {
+        let start = Instant::now();
+        self.model.project(&self.hidden)?;
+        Ok(start.elapsed())
+    }
+
+    fn bytes(&self, decoder: &Decoder) -> Bytes {
+        let live = |kind: &str| -> usize {
+            let layers = decoder.caches().layers().filter(|layer| layer.kind() == kind);
+            layers.map(|layer| layer.footprint().live).sum()
+        };
+        Bytes {
+            weights: self.counted.bytes,
+            state: 2 * live("arrays"),
+            keys_values: live("kv"),
+        }
+    }
+
+    /// A decoder that has read a prompt.
+    fn decoder(&self) -> Result<Decoder> {
+        let mut decoder = self.empty()?;
+        read(&mut decoder)?;
+        Ok(decoder)
+    }
+
+    fn empty(&self) -> Result<Decoder> {
+        let caches = self.model.new_caches(&CacheOptions::default())?;
+        let vocab = self.model.spec().vocab_size;
+        Ok(Decoder::new(self.model.clone(), caches, vocab)?)
+    }
+
+    /// Rounds in which every draft is wrong, so that the text is that of plain decoding, a token a round.
+    fn verify(&self, text: &[u32], rounds: usize) -> Result<Vec<(usize, Duration)>> {
+        let drafter = ScriptedDrafter::along(text, [Draft::WRONG]);
+        let most = ROWS[ROWS.len() - 1] - 1;
+        let mut decoder = self.empty()?.with_drafter(Box::new(drafter), most)?;
+        read(&mut decoder)?;
+        let times = try_medians(ROWS.len(), rounds, |v| {
+            let round = decoder.round(ROWS[v] - 1, usize::MAX, &[])?;
+            ensure!(
+                (round.drafted, round.accepted) == (ROWS[v] - 1, 0),
+                "a round of {} rows drafted {} tokens and accepted {}",
+                ROWS[v],
+                round.drafted,
+                round.accepted
+            );
+            Ok(time(&round))
+        })?;
+        Ok(ROWS.into_iter().zip(times).collect())
+    }
+
+    fn prefill(&self, prompts: &[usize], rounds: usize) -> Result<Vec<(usize, Duration)>> {
+        let mut caches = self.model.new_caches(&CacheOptions::default())?;
+        let tokens: Vec<u32> = (0..2048).collect();
+        let times = try_medians(prompts.len(), rounds, |v| {
+            caches.reset();
+            let start = Instant::now();
+            let segment = Segment::new(&tokens[..prompts[v]], &mut caches, Rows::Last);
+            self.model.forward(&mut [segment])?;
+            anyhow::Ok(start.elapsed())
+        })?;
+        Ok(prompts.iter().copied().zip(times).collect())
+    }
+
+    /// Rounds that accept none, half and all drafts in turn. A round folds what the one before it kept; so the times of
+    /// neighbours, which are alike in all else, tell what folding costs.
+    fn rollback(&self, text: &[u32], texts: usize) -> Result<[Rollback; ACCEPTED.len()]> {
+        let schedule = ACCEPTED.map(|(_, accepted)| Draft::accept(accepted));
+        let drafter = ScriptedDrafter::along(text, schedule);
+        let mut decoder = self.empty()?.with_drafter(Box::new(drafter), DRAFTS)?;
+        let mut bookkeeping = [const { Vec::new() }; ACCEPTED.len()];
+        let mut folds = [const { Vec::new() }; ACCEPTED.len()];
+        let mut rounds = Vec::new();
+        for _ in 0..texts {
+            read(&mut decoder)?;
+            // The time after a round that accepted nothing.
+            let mut after_none = None;
+            for number in 0.. {
+                let case = number % ACCEPTED.len();
+                if decoder.tokens().len() + DRAFTS >= text.len() {
+                    break;
+                }
+                let round = decoder.round(DRAFTS, usize::MAX, &[])?;
+                ensure!(
+                    round.accepted == ACCEPTED[case].1,
+                    "a round was to accept {} drafts and accepted {}",
+                    ACCEPTED[case].1,
+                    round.accepted
+                );
+                let seconds = time(&round).as_secs_f64();
+                rounds.push(seconds);
+                bookkeeping[case].push(round.time.rollback.as_secs_f64());
+                let before = (case + ACCEPTED.len() - 1) % ACCEPTED.len();
+                if before == 0 {
+                    after_none = Some(seconds);
+                }
+                if let Some(none) = after_none {
+                    folds[before].push(seconds - none);
+                }
+            }
+            decoder.reset();
+        }
+        let round = median_f64(rounds).context("no round was measured")?;
+        let mut costs = [Rollback {
+            bookkeeping: 0.0,
+            fold: 0.0,
+            round,
+        }; ACCEPTED.len()];
+        for ((cost, bookkeeping), folds) in costs.iter_mut().zip(bookkeeping).zip(folds) {
+            cost.bookkeeping = median_f64(bookkeeping).context("no round was measured")?;
+            cost.fold = median_f64(folds).context("no round followed another")?;
+        }
+        Ok(costs)
+    }
+}
+
+/// Feeds the prompt.
+fn read(decoder: &mut Decoder) -> Result<()> {
+    let prompt: Vec<u32> = (0..=HELD).collect();
+    decoder.prefill(&prompt, &mut |_, _| {})?;
+    Ok(())
+}
+
+/// The time of a round, its drafter's excepted.
+fn time(round: &Round) -> Duration {
+    round.time.verify + round.time.sample + round.time.rollback
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times.get(times.len() / 2).copied().unwrap_or_default()
+}
+
+fn median_f64(mut seconds: Vec<f64>) -> Option<f64> {
+    seconds.sort_by(f64::total_cmp);
+    seconds.get(seconds.len() / 2).copied()
+}
+
+/// Random weights, and how many there are.
+struct Counted {
+    source: Seeded,
+    width: Width,
+    /// Bytes of all tensors, as they are held.
+    bytes: usize,
+    /// Weights of all matrices.
+    weights: usize,
+    /// Those of the embedding, which is the head.
+    head: usize,
+}
+
+impl Source for Counted {
+    fn has(&self, name: &str) -> bool {
+        self.source.has(name)
+    }
+
+    fn take(&mut self, name: &str, shape: &[usize]) -> recant_weights::Result<Tensor> {
+        let count: usize = shape.iter().product();
+        let small = ["in_proj_a.weight", "in_proj_b.weight"];
+        self.bytes += match shape.len() {
+            2 if small.iter().any(|end| name.ends_with(end)) => Width::Bf16.bytes(count),
+            2 => self.width.bytes(count),
+            _ => count * size_of::<f32>(),
+        };
+        if shape.len() == 2 {
+            self.weights += count;
+        }
+        if name == "embed_tokens.weight" {
+            self.head = count;
+        }
+        self.source.take(name, shape)
+    }
+
+    fn discard(&mut self, name: &str) {
+        self.source.discard(name);
+    }
+}
+
+/// Milliseconds, for printing and for scripts.
+pub(crate) fn millis(times: &[(usize, Duration)]) -> impl Iterator<Item = (usize, f64)> + '_ {
+    times.iter().map(|(key, time)| (*key, ms(*time)))
+}
