@@ -146,13 +146,10 @@ impl Team {
 
     /// Worker: what the pool is asked to run.
     fn serve(self: Arc<Self>) {
-        THREAD.with(|thread| {
-            // A thread that waits for the pool may be handed this too: in the middle of a task, or as the leader.
-            let leads = thread.team.get().is_some_and(|own| Arc::ptr_eq(own, &self));
-            let busy = if leads { None } else { thread.occupy() };
-            if busy.is_some() {
-                self.attend();
-            } else {
+        // A thread that waits for the pool in the middle of a task may be handed this too.
+        THREAD.with(|thread| match thread.occupy() {
+            Some(_busy) => self.attend(),
+            None => {
                 self.lent.0.fetch_sub(1, Ordering::SeqCst);
             }
         });
