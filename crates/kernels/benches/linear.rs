@@ -1,36 +1,18 @@
 //! What a block of rows costs beside one row, with the weights in memory and not in a cache, and how near one row comes to
 //! the speed of memory. Prints a table; run it with `cargo bench -p recant-kernels`.
 
+mod memory;
+
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor};
 use criterion::{criterion_group, criterion_main, BenchmarkId, Criterion, Throughput};
+use memory::Memory;
 use recant_kernels::{ActivationPrecision, Backend, GroupFormat, GroupWeights, Linear, Weight};
 
 const OUT: usize = 4096;
 const IN: usize = 8192;
-const THREADS: usize = 2;
-
-fn pool() -> rayon::ThreadPool {
-    rayon::ThreadPoolBuilder::new()
-        .num_threads(THREADS)
-        .build()
-        .expect("a pool")
-}
-
-/// Reads 256 MB with the pool's threads, so that no cache holds anything else, and says how long it took.
-fn sweep(data: &[u64]) -> Duration {
-    let start = Instant::now();
-    rayon::scope(|scope| {
-        for part in data.chunks(data.len() / THREADS) {
-            scope.spawn(move |_| {
-                black_box(part.iter().fold(0_u64, |sum, x| sum.wrapping_add(*x)));
-            });
-        }
-    });
-    start.elapsed()
-}
 
 /// A matrix in each type, and rounded to groups, multiplied in bytes and in full.
 fn kinds(weight: &Tensor) -> Vec<(String, Weight)> {
@@ -66,13 +48,9 @@ fn kinds(weight: &Tensor) -> Vec<(String, Weight)> {
 }
 
 fn linear(c: &mut Criterion) {
-    let pool = pool();
-    let data = vec![1_u64; 32 << 20];
-    let best = pool
-        .install(|| (0..8).map(|_| sweep(&data)).min())
-        .unwrap_or_default();
-    let memory = size_of_val(data.as_slice()) as f64 / best.as_secs_f64();
-    println!("memory read, {THREADS} threads: {:.1} GB/s", memory / 1e9);
+    let pool = memory::pool();
+    let memory = Memory::new();
+    let speed = memory.measure(&pool);
     let weight = Tensor::randn(0_f32, 0.02, (OUT, IN), &Device::Cpu).expect("a weight");
     for (name, weight) in kinds(&weight) {
         let linear = Linear::new(Backend::Cpu, [weight], None).expect("a layer");
@@ -91,7 +69,7 @@ fn linear(c: &mut Criterion) {
                     b.iter_custom(|count| {
                         let mut total = Duration::ZERO;
                         for _ in 0..count {
-                            sweep(&data);
+                            memory.sweep();
                             let start = Instant::now();
                             black_box(linear.forward(&x).expect("a result"));
                             let took = start.elapsed();
@@ -109,7 +87,7 @@ fn linear(c: &mut Criterion) {
                 best * 1e3,
                 best / one,
                 linear.bytes() as f64 / best / 1e9,
-                linear.bytes() as f64 / best / memory * 100.0,
+                linear.bytes() as f64 / best / speed * 100.0,
                 2.0 * (rows * OUT * IN) as f64 / best / 1e9,
             );
         }

@@ -129,11 +129,11 @@ fn attention_has_the_portable_bits() {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             let block = KvBlock {
                 start: 0,
-                rows: 50,
-                keys: numbers.typed(&[50, kv_heads, head_dim], dtype),
-                values: numbers.typed(&[50, kv_heads, head_dim], dtype),
+                rows: 300,
+                keys: numbers.typed(&[300, kv_heads, head_dim], dtype),
+                values: numbers.typed(&[300, kv_heads, head_dim], dtype),
             };
-            for (window, sink) in [(None, 0), (Some(13), 3)] {
+            for (window, sink) in [(None, 0), (Some(13), 3), (Some(280), 3)] {
                 let blocks = vec![block.clone()];
                 let view = KvView { blocks, window, sink };
                 same_on_all(
@@ -141,7 +141,7 @@ fn attention_has_the_portable_bits() {
                     || {
                         let inputs = attention_inputs(Backend::Cpu, &shape, &projected, &norm, &norm, &table);
                         let AttentionInputs { q, gate, k, v } = inputs.expect("inputs");
-                        let (rows, position, view) = (9, 41, &view);
+                        let (rows, position, view) = (9, 291, &view);
                         let segment = [AttentionSegment { rows, position, view }];
                         let out =
                             attention(Backend::Cpu, &shape, &q, gate.as_ref(), &segment).expect("attended");

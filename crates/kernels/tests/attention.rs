@@ -204,6 +204,198 @@ fn a_long_sequence_and_several_threads_change_no_bit() {
     }
 }
 
+/// Contexts of several spans of 256, cut in blocks that know nothing of spans.
+#[test]
+fn spans_are_cut_at_absolute_positions_whatever_the_blocks_and_the_rows() {
+    let mut numbers = Numbers(11);
+    let len = 1100;
+    for (heads, kv_heads, head_dim, dtype) in [
+        (4, 2, 16, DType::F32),
+        (3, 1, 20, DType::BF16),
+        (2, 2, 32, DType::F16),
+    ] {
+        let sequence = Sequence::new(&mut numbers, shape(heads, kv_heads, head_dim), len, dtype);
+        for (window, sink) in [
+            (None, 0),
+            (Some(300), 0),
+            (Some(257), 5),
+            (Some(500), 300),
+            (Some(40), 260),
+        ] {
+            let whole = sequence.view(&[len], window, sink);
+            let starts = [0, 1, 254, 255, 256, 257, 300, 511, 512, 599, 767, 768, 1024, 1099];
+            let alone = starts.map(|start| {
+                let view = sequence.view(&[start + 1], window, sink);
+                in_pool(1, || sequence.attend(Backend::Cpu, start, 1, &view))
+            });
+            for cuts in [
+                &[len][..],
+                &[256, 512, 768, 1024, len],
+                &[100, 301, 555, 1000, len],
+                &[1, 700, len],
+            ] {
+                let view = sequence.view(cuts, window, sink);
+                for (start, alone) in starts.into_iter().zip(&alone) {
+                    for count in [1, 2, 16, 150] {
+                        let count = count.min(len - start);
+                        let out = sequence.attend(Backend::Cpu, start, count, &view);
+                        let what = format!("{dtype:?}, {count} rows from {start}, window {window:?}, sink {sink}, cuts {cuts:?}");
+                        same(&rows(&out, 0, 1), alone, &what);
+                    }
+                }
+            }
+            let (start, count) = (800, 300);
+            let own = sequence.attend(Backend::Cpu, start, count, &whole);
+            let clean = KvView {
+                blocks: vec![KvBlock {
+                    keys: rows(&whole.blocks[0].keys, 0, len),
+                    values: rows(&whole.blocks[0].values, 0, len),
+                    ..whole.blocks[0].clone()
+                }],
+                ..whole
+            };
+            let far = distance(&own, &sequence.attend(Backend::Composed, start, count, &clean));
+            // Seen: 7e-7.
+            assert!(far < 3e-6, "{far}");
+        }
+    }
+}
+
+/// The shape of Qwen3.5-0.8B: sixteen rows' partials of a context this long take two waves on two threads.
+#[test]
+fn work_that_is_split_by_spans_and_waves_has_the_bits_of_work_that_is_not() {
+    let mut numbers = Numbers(12);
+    let len = 17 * 256 + 9;
+    let sequence = Sequence::new(&mut numbers, shape(8, 2, 256), len, DType::BF16);
+    let view = sequence.view(&[len], None, 0);
+    let whole = in_pool(1, || sequence.attend(Backend::Cpu, len - 16, 16, &view));
+    for threads in [2, 3, 9] {
+        let split = in_pool(threads, || sequence.attend(Backend::Cpu, len - 16, 16, &view));
+        same(&whole, &split, &format!("{threads} threads"));
+        let last = in_pool(threads, || sequence.attend(Backend::Cpu, len - 1, 1, &view));
+        same(
+            &rows(&whole, 15, 1),
+            &last,
+            &format!("one row, {threads} threads"),
+        );
+    }
+}
+
+/// Keys whose scores are infinite or no number, in one of two spans: what other spans hold does not hide them.
+#[test]
+fn scores_that_are_no_numbers_count_in_whichever_span_they_are() {
+    let shape = AttentionShape {
+        gated: false,
+        ..shape(1, 1, 8)
+    };
+    let len = 600;
+    let q = Tensor::ones((1, 1, 8), DType::F32, &Device::Cpu).expect("a query");
+    let attend = |at: usize, key: f32, value: f32| -> [f32; 3] {
+        let (mut keys, mut vs) = (vec![0.0_f32; len * 8], vec![2.0_f32; len * 8]);
+        keys[at * 8..][..8].fill(key);
+        vs[at * 8..][..8].fill(value);
+        let [keys, vs] = [keys, vs].map(|x| Tensor::from_vec(x, (len, 1, 8), &Device::Cpu).expect("rows"));
+        let view = KvView {
+            blocks: vec![KvBlock {
+                start: 0,
+                rows: len,
+                keys,
+                values: vs,
+            }],
+            window: None,
+            sink: 0,
+        };
+        let backends = [(Backend::Cpu, 1), (Backend::Cpu, 2), (Backend::Composed, 1)];
+        backends.map(|(backend, threads)| {
+            let segment = [AttentionSegment {
+                rows: 1,
+                position: len - 1,
+                view: &view,
+            }];
+            let out = in_pool(threads, || attention(backend, &shape, &q, None, &segment));
+            values(&out.expect("attended"))[0]
+        })
+    };
+    let near =
+        |found: [f32; 3], expected: f32| found[..2] == [expected; 2] && (found[2] - expected).abs() < 1e-4;
+    for at in [3, 255, 256, 590] {
+        let found = attend(at, f32::NEG_INFINITY, 7.0);
+        assert!(near(found, 2.0), "minus infinity at {at}: {found:?}");
+        let found = attend(at, 100.0, 5.0);
+        assert!(near(found, 5.0), "the greatest by far at {at}: {found:?}");
+        for (key, value) in [
+            (f32::INFINITY, 2.0),
+            (f32::NAN, 2.0),
+            (f32::NEG_INFINITY, f32::NAN),
+            (0.0, f32::NAN),
+        ] {
+            let found = attend(at, key, value);
+            assert!(
+                found.iter().all(|x| x.is_nan()),
+                "key {key}, value {value} at {at}: {found:?}"
+            );
+        }
+    }
+}
+
+/// A span in which every score is minus infinity weighs nothing beside others.
+#[test]
+fn a_span_of_scores_that_are_all_minus_infinity_weighs_nothing() {
+    let shape = AttentionShape {
+        gated: false,
+        ..shape(1, 1, 8)
+    };
+    let q = Tensor::ones((1, 1, 8), DType::F32, &Device::Cpu).expect("a query");
+    for lost in [0..256, 256..512, 512..600, 0..600] {
+        let mut keys = vec![0.0_f32; 600 * 8];
+        let mut vs = vec![2.0_f32; 600 * 8];
+        keys[8 * lost.start..8 * lost.end].fill(f32::NEG_INFINITY);
+        vs[8 * lost.start..8 * lost.end].fill(9.0);
+        let [keys, vs] = [keys, vs].map(|x| Tensor::from_vec(x, (600, 1, 8), &Device::Cpu).expect("rows"));
+        let view = KvView {
+            blocks: vec![KvBlock {
+                start: 0,
+                rows: 600,
+                keys,
+                values: vs,
+            }],
+            window: None,
+            sink: 0,
+        };
+        let segment = [AttentionSegment {
+            rows: 1,
+            position: 599,
+            view: &view,
+        }];
+        let out = attention(Backend::Cpu, &shape, &q, None, &segment).expect("attended");
+        let found = values(&out)[0];
+        if lost.len() == 600 {
+            assert!(found.is_nan(), "{found}");
+        } else {
+            assert_eq!(found, 2.0, "{lost:?}");
+        }
+    }
+}
+
+#[test]
+fn positions_near_the_greatest_number_are_read_like_others() {
+    let mut numbers = Numbers(13);
+    let sequence = Sequence::new(&mut numbers, shape(2, 1, 8), 20, DType::F32);
+    let near = |last: usize| {
+        let mut view = sequence.view(&[20], Some(20), 0);
+        view.blocks[0].start = last - 19;
+        let segment = [AttentionSegment {
+            rows: 1,
+            position: last,
+            view: &view,
+        }];
+        let (q, gate) = (rows(&sequence.q, 19, 1), rows(&sequence.gate, 19, 1));
+        attention(Backend::Cpu, &sequence.shape, &q, Some(&gate), &segment).expect("attended")
+    };
+    // The same place in a span, the first and the last one.
+    same(&near(254), &near(usize::MAX - 1), "the end of the last span");
+}
+
 #[test]
 fn segments_in_one_call_have_the_bits_that_they_have_alone() {
     let mut numbers = Numbers(5);

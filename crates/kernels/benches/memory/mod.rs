@@ -1,4 +1,5 @@
 //! How fast memory is read, and a way to have nothing of a measured operation's data in a cache.
+#![allow(unreachable_pub)]
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};

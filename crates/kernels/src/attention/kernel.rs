@@ -10,9 +10,9 @@
 use std::ops::Range;
 
 use crate::pool::{self, Shared};
-use crate::simd::{self, Isa, Kernel, Simd, LANES};
+use crate::simd::{self, Isa, Kernel, Simd, LANES, WIDE};
 
-use super::partial::{Partial, Record};
+use super::partial::{Partial, Record, QUAD};
 use super::tile::TILE;
 use super::{AttentionShape, Elements, Sight};
 
@@ -22,10 +22,11 @@ pub(super) const SPAN: usize = 256;
 /// Queries that share one reading of keys and values, at most, unless one row has more: 16 rows of four heads.
 const QUERIES: usize = 64;
 
-/// Below so many groups a thread, groups are split by spans.
+/// Below so many groups a thread, groups are split by spans if one of them has [`SPANS`].
 const GROUPS_A_THREAD: usize = 3;
+const SPANS: usize = 4;
 
-/// Numbers that the partials of one thread's share of a split call may take, about.
+/// Numbers that a thread's share of the partials of a wave may take, about.
 const PARTIALS: usize = 256 * 1024;
 
 /// Tasks of a thread in a wave of a split call, at least.
@@ -60,13 +61,20 @@ impl<'a> Group<'a> {
         self.rows.len() * self.shape.group()
     }
 
-    /// `head_dim` in whole vectors.
-    pub(super) fn stride(&self) -> usize {
-        self.shape.head_dim.next_multiple_of(LANES)
+    /// Queries in whole quads.
+    fn quads(&self) -> usize {
+        self.queries().next_multiple_of(QUAD)
     }
 
+    /// `head_dim` in whole wide vectors.
+    pub(super) fn stride(&self) -> usize {
+        self.shape.head_dim.next_multiple_of(WIDE)
+    }
+
+    /// Position of a query. Those that fill the last quad are at that of the last.
     pub(super) fn position(&self, query: usize) -> usize {
-        self.segment.position + self.rows.start + query / self.shape.group()
+        let row = query / self.shape.group();
+        self.segment.position + self.rows.start + row.min(self.rows.len() - 1)
     }
 
     /// Where a query lies in `[rows, heads, head_dim]`.
@@ -94,7 +102,7 @@ impl<'a> Group<'a> {
 
     /// Runs of positions of a span that lie in one block and that some row may see, in ascending order.
     pub(super) fn runs(&self, span: usize) -> impl Iterator<Item = (&'a Block<'a>, Range<usize>)> {
-        let positions = span * SPAN..(span + 1) * SPAN;
+        let positions = positions(span);
         let blocks = &self.segment.blocks;
         let first = blocks.partition_point(|block| block.positions.end <= positions.start);
         let seen = self.seen(&positions);
@@ -110,33 +118,45 @@ impl<'a> Group<'a> {
             })
     }
 
+    /// Multiply-adds over some positions, and a bit more.
+    fn work(&self, positions: Range<usize>) -> usize {
+        let seen: usize = self.seen(&positions).into_iter().map(|run| run.len()).sum();
+        2 * self.queries() * self.stride() * seen
+    }
+
     /// What one task over the group works in.
     fn scratch(&self) -> usize {
-        let (queries, stride) = (self.queries(), self.stride());
-        queries * (stride + SPAN) + TILE * stride
+        self.quads() * (self.stride() + SPAN) + TILE * self.stride()
     }
 
     /// Numbers in its queries' records.
     fn records(&self) -> usize {
-        self.queries() * Record::len(self.stride())
+        self.quads() * Record::len(self.stride())
     }
 
     /// What computes its partials, of all the queries of a call.
     #[inline(always)]
     fn partial<'t>(&'t self, q: &[f32], scratch: &'t mut [f32]) -> Partial<'t> {
-        let (queries, stride) = (self.queries(), self.stride());
-        let (wide, scratch) = scratch.split_at_mut(queries * stride);
+        let (queries, stride) = (self.quads(), self.stride());
+        let (quads, scratch) = scratch.split_at_mut(queries * stride);
         let (scores, tile) = scratch.split_at_mut(queries * SPAN);
-        for (query, to) in wide.chunks_exact_mut(stride).enumerate() {
-            let from = self.place(query);
-            let (to, pad) = to.split_at_mut(from.len());
-            to.copy_from_slice(&q[from]);
-            pad.fill(0.0);
+        quads.fill(0.0);
+        for query in 0..self.queries() {
+            let quad = &mut quads[query / QUAD * QUAD * stride..];
+            let to = quad.chunks_exact_mut(LANES).skip(query % QUAD).step_by(QUAD);
+            let (full, tail) = q[self.place(query)].as_chunks::<LANES>();
+            let mut to = to.filter_map(|to| to.first_chunk_mut::<LANES>());
+            for (from, to) in full.iter().zip(&mut to) {
+                *to = *from;
+            }
+            if let Some(to) = to.next() {
+                to[..tail.len()].copy_from_slice(tail);
+            }
         }
         Partial {
             group: self,
             stride,
-            q: wide,
+            q: quads,
             scores,
             tile,
         }
@@ -178,29 +198,43 @@ pub(super) fn attention(
         isa: simd::isa(),
     };
     let threads = rayon::current_num_threads();
-    if threads > 1 && groups.len() < GROUPS_A_THREAD * threads {
+    let long = groups.iter().any(|group| group.spans().nth(SPANS - 1).is_some());
+    if threads > 1 && long && groups.len() < GROUPS_A_THREAD * threads {
         call.split(&groups, threads);
     } else {
         call.whole(&groups);
     }
 }
 
-/// Multiply-adds of a group's queries over a span.
-fn work(group: &Group<'_>) -> usize {
-    2 * group.queries() * SPAN * group.stride()
+/// Positions of a span.
+fn positions(span: usize) -> Range<usize> {
+    let start = span * SPAN;
+    start..start.saturating_add(SPAN)
+}
+
+/// Numbers in a cache line.
+const LINE: usize = 64 / size_of::<f32>();
+
+/// What begins with a cache line in numbers of which there are [`LINE`] too many: a wide vector that lies in two lines takes
+/// two loads.
+fn aligned(numbers: &mut [f32]) -> &mut [f32] {
+    let len = numbers.len() - LINE;
+    let skipped = numbers.as_ptr().align_offset(size_of::<f32>() * LINE).min(LINE);
+    &mut numbers[skipped..][..len]
+}
+
+fn with_aligned(len: usize, task: impl FnOnce(&mut [f32])) {
+    pool::with_scratch(len + LINE, |scratch| task(aligned(scratch)));
 }
 
 impl Call<'_> {
     /// One task a group.
     fn whole(&self, groups: &[Group<'_>]) {
-        let work = groups
-            .iter()
-            .map(|group| group.spans().count() * work(group))
-            .sum();
+        let work = groups.iter().map(|group| group.work(0..usize::MAX)).sum();
         pool::for_each(groups.len(), work, &|task| {
             let group = &groups[task];
             let records = group.records();
-            pool::with_scratch(group.scratch() + 2 * records, |scratch| {
+            with_aligned(group.scratch() + 2 * records, |scratch| {
                 let (totals, scratch) = scratch.split_at_mut(records);
                 let (partials, scratch) = scratch.split_at_mut(records);
                 let mut partial = group.partial(self.q, scratch);
@@ -232,21 +266,25 @@ impl Call<'_> {
             .flat_map(|index| groups[index].spans().map(move |span| (index, span)))
             .collect();
         let wave = threads * (PARTIALS / largest).max(TASKS_A_THREAD);
-        let mut partials = vec![0.0; wave.min(tasks.len()) * largest];
+        let mut partials = vec![0.0; wave.min(tasks.len()) * largest + LINE];
+        let partials = aligned(&mut partials);
         let mut totals = vec![0.0; groups.len() * largest];
         for (group, totals) in groups.iter().zip(totals.chunks_exact_mut(largest)) {
             Record::clear(totals, group.stride());
         }
         for tasks in tasks.chunks(wave) {
-            let cost = tasks.iter().map(|&(index, _)| work(&groups[index])).sum();
-            let shared = Shared::new(&mut partials);
-            pool::for_each(tasks.len(), cost, &|task| {
+            let work = tasks
+                .iter()
+                .map(|&(index, span)| groups[index].work(positions(span)));
+            let work = work.sum();
+            let shared = Shared::new(partials);
+            pool::for_each(tasks.len(), work, &|task| {
                 let (index, span) = tasks[task];
                 let group = &groups[index];
                 let start = task * largest;
                 // SAFETY: one task has this part.
                 let records = unsafe { shared.part(start..start + group.records()) };
-                pool::with_scratch(group.scratch(), |scratch| {
+                with_aligned(group.scratch(), |scratch| {
                     simd::run(self.isa, group.partial(self.q, scratch).of(span, records));
                 });
             });
@@ -259,7 +297,7 @@ impl Call<'_> {
                 start = end;
             }
             let totals = Shared::new(&mut totals);
-            pool::for_each(merges.len(), cost / SPAN, &|task| {
+            pool::for_each(merges.len(), work / SPAN, &|task| {
                 let (index, query, partials_at) = &merges[task];
                 let group = &groups[*index];
                 let len = Record::len(group.stride());

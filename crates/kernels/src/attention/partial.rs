@@ -4,14 +4,14 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
-use crate::simd::{self, Kernel, Simd, LANES};
+use crate::simd::{self, Kernel, Simd, LANES, WIDE};
 
 use super::kernel::{Block, Group, SPAN};
-use super::tile::{copy_rows, Cached, Rows, TILE};
+use super::tile::{copy_rows, Cached, Rows, IN_PLACE, TILE};
 use super::Elements;
 
 /// A query's partial, or several of them merged: the greatest score, the sum of the exponentials relative to it, padding, and
-/// from [`LANES`] on the sum of the weighted values.
+/// from [`WIDE`] on the sum of the weighted values.
 ///
 /// Where the query saw nothing the greatest score is minus infinity, and the rest means nothing.
 pub(super) struct Record;
@@ -19,7 +19,7 @@ pub(super) struct Record;
 impl Record {
     /// Numbers in one, for values of `stride` numbers.
     pub(super) fn len(stride: usize) -> usize {
-        LANES + stride
+        WIDE + stride
     }
 
     /// Records of queries that have seen nothing.
@@ -33,7 +33,7 @@ impl Record {
     /// The sum of the exponentials and that of the weighted values.
     #[inline(always)]
     pub(super) fn read(record: &[f32]) -> (f32, &[[f32; LANES]]) {
-        (record[1], record[LANES..].as_chunks().0)
+        (record[1], record[WIDE..].as_chunks().0)
     }
 
     /// Takes the next span's partial into `total`. The result depends on the order in which this is done.
@@ -58,12 +58,15 @@ impl Record {
     }
 }
 
+/// Queries that are passed over keys and values together.
+pub(super) const QUAD: usize = 4;
+
 /// What computes a group's partials of any span.
 pub(super) struct Partial<'a> {
     pub(super) group: &'a Group<'a>,
-    /// `head_dim` in whole vectors.
+    /// `head_dim` in whole wide vectors.
     pub(super) stride: usize,
-    /// `[queries, stride]`
+    /// Queries in whole quads, of which each is `[stride / 8, 4, 8]`.
     pub(super) q: &'a mut [f32],
     /// `[queries, SPAN]`: scores, then their exponentials.
     pub(super) scores: &'a mut [f32],
@@ -71,18 +74,32 @@ pub(super) struct Partial<'a> {
     pub(super) tile: &'a mut [f32],
 }
 
+/// The computation of one span's partials, written to the queries' records.
+pub(super) struct Part<'t, 'a> {
+    partial: &'t mut Partial<'a>,
+    span: usize,
+    records: &'t mut [f32],
+}
+
+impl Kernel for Part<'_, '_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        self.partial.compute(s, self.span, self.records);
+    }
+}
+
 /// What a walk over the span's positions does with a tile of their rows.
 trait Walk {
     /// Keys or values of a block.
     fn elements<'a>(block: &Block<'a>) -> Elements<'a>;
 
-    /// The step of `Q` queries over a tile, `W` of its rows or of their vectors side by side.
-    fn step<S: Simd, T: Cached, const Q: usize, const W: usize>(
+    /// The step of a quad over a tile.
+    fn step<S: Simd, T: Cached>(
         partial: &mut Partial<'_>,
         s: S,
         records: &mut [f32],
         query: usize,
-        positions: Range<usize>,
+        positions: &Range<usize>,
         rows: Rows<'_, T>,
     );
 }
@@ -97,15 +114,20 @@ impl Walk for Scores {
     }
 
     #[inline(always)]
-    fn step<S: Simd, T: Cached, const Q: usize, const W: usize>(
+    fn step<S: Simd, T: Cached>(
         partial: &mut Partial<'_>,
         s: S,
         _: &mut [f32],
         query: usize,
-        positions: Range<usize>,
+        positions: &Range<usize>,
         rows: Rows<'_, T>,
     ) {
-        partial.score::<S, T, Q, W>(s, query, positions, rows);
+        // Eight wide sums, or with fewer registers four.
+        if S::REGISTERS > 16 {
+            partial.score::<S, T, 4>(s, query, positions, rows);
+        } else {
+            partial.score::<S, T, 2>(s, query, positions, rows);
+        }
     }
 }
 
@@ -119,29 +141,15 @@ impl Walk for Values {
     }
 
     #[inline(always)]
-    fn step<S: Simd, T: Cached, const Q: usize, const W: usize>(
+    fn step<S: Simd, T: Cached>(
         partial: &mut Partial<'_>,
         s: S,
         records: &mut [f32],
         query: usize,
-        positions: Range<usize>,
+        positions: &Range<usize>,
         rows: Rows<'_, T>,
     ) {
-        partial.sum::<S, T, Q, W>(s, records, query, positions, rows);
-    }
-}
-
-/// The computation of one span's partials, written to the queries' records.
-pub(super) struct Part<'t, 'a> {
-    partial: &'t mut Partial<'a>,
-    span: usize,
-    records: &'t mut [f32],
-}
-
-impl Kernel for Part<'_, '_> {
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        self.partial.compute(s, self.span, self.records);
+        partial.sum(s, records, query, positions, rows);
     }
 }
 
@@ -184,7 +192,7 @@ impl<'a> Partial<'a> {
     fn walk<S: Simd, W: Walk>(&mut self, s: S, span: usize, records: &mut [f32]) {
         for (block, run) in self.group.runs(span) {
             for start in run.clone().step_by(TILE) {
-                let positions = start..run.end.min(start + TILE);
+                let positions = start..start + TILE.min(run.end - start);
                 let first = start - block.positions.start;
                 // Taken out so that the rest can be borrowed beside it.
                 let tile = std::mem::take(&mut self.tile);
@@ -196,21 +204,21 @@ impl<'a> Partial<'a> {
                     }),
                     Elements::F16(x) => match self.in_place(x, first) {
                         Some(rows) => {
-                            self.queries::<S, W, f16>(s, records, positions.clone(), rows);
+                            self.quads::<S, W, f16>(s, records, &positions, rows);
                             None
                         }
                         None => Some(self.widened(s, x, first, count, tile)),
                     },
                     Elements::Bf16(x) => match self.in_place(x, first) {
                         Some(rows) => {
-                            self.queries::<S, W, bf16>(s, records, positions.clone(), rows);
+                            self.quads::<S, W, bf16>(s, records, &positions, rows);
                             None
                         }
                         None => Some(self.widened(s, x, first, count, tile)),
                     },
                 };
                 if let Some(rows) = widened {
-                    self.queries::<S, W, f32>(s, records, positions, rows);
+                    self.quads::<S, W, f32>(s, records, &positions, rows);
                 }
                 self.tile = tile;
             }
@@ -223,7 +231,7 @@ impl<'a> Partial<'a> {
         let width = self.group.shape.head_dim;
         let stride = self.group.shape.kv_heads * width;
         let start = first * stride + self.group.head * width;
-        (width == self.stride && self.group.queries() <= T::IN_PLACE)
+        (width == self.stride && self.group.queries() <= IN_PLACE)
             .then(|| Rows::new(&x[start..], stride, width, true))
     }
 
@@ -245,85 +253,88 @@ impl<'a> Partial<'a> {
     }
 
     #[inline(always)]
-    fn queries<S: Simd, W: Walk, T: Cached>(
+    fn quads<S: Simd, W: Walk, T: Cached>(
         &mut self,
         s: S,
         records: &mut [f32],
-        positions: Range<usize>,
+        positions: &Range<usize>,
         rows: Rows<'_, T>,
     ) {
-        let mut query = 0;
-        while query < self.group.queries() {
-            match self.group.queries() - query {
-                4.. => {
-                    W::step::<S, T, 4, 2>(self, s, records, query, positions.clone(), rows);
-                    query += 4;
-                }
-                2.. => {
-                    W::step::<S, T, 2, 4>(self, s, records, query, positions.clone(), rows);
-                    query += 2;
-                }
-                _ => {
-                    W::step::<S, T, 1, 8>(self, s, records, query, positions.clone(), rows);
-                    query += 1;
-                }
-            }
+        for query in (0..self.group.queries()).step_by(QUAD) {
+            W::step::<S, T>(self, s, records, query, positions, rows);
         }
     }
 
-    /// `Q` queries by the tile's keys, `P` at a time: together eight products.
+    /// Positions of a quad's first and last query.
     #[inline(always)]
-    fn score<S: Simd, T: Cached, const Q: usize, const P: usize>(
+    fn seers(&self, query: usize) -> (usize, usize) {
+        (self.group.position(query), self.group.position(query + QUAD - 1))
+    }
+
+    /// A quad by the tile's keys, `K` at a time.
+    #[inline(always)]
+    fn score<S: Simd, T: Cached, const K: usize>(
         &mut self,
         s: S,
         query: usize,
-        positions: Range<usize>,
+        positions: &Range<usize>,
         keys: Rows<'_, T>,
     ) {
         let sight = self.group.segment.sight;
-        let (oldest, newest) = (self.group.position(query), self.group.position(query + Q - 1));
-        if sight.seen(oldest, newest, &positions).iter().all(Range::is_empty) {
+        let (oldest, newest) = self.seers(query);
+        if sight.seen(oldest, newest, positions).iter().all(Range::is_empty) {
             return;
         }
         let chunks = self.stride / LANES;
-        let q: [&[[f32; LANES]]; Q] = std::array::from_fn(|i| {
-            &self.q[(query + i) * self.stride..][..self.stride].as_chunks().0[..chunks]
-        });
+        let quad = &self.q[query * self.stride..][..QUAD * self.stride];
+        let quad: &[[[f32; WIDE]; 2]] = &quad.as_chunks().0.as_chunks().0[..chunks];
         let scale = s.splat(1.0 / (self.group.shape.head_dim as f32).sqrt());
         let place = positions.start % SPAN;
         let count = positions.len();
-        for first in (0..count).step_by(P) {
+        for first in (0..count).step_by(K) {
             // Beyond the last row it is taken again.
-            let k: [&[[T; LANES]]; P] =
+            let k: [&[[T; LANES]]; K] =
                 std::array::from_fn(|i| &keys.row((first + i).min(count - 1))[..chunks]);
             if query == 0 && keys.in_place {
-                for row in first..first + P {
+                for row in first..first + K {
                     keys.ask_row(s, row);
                 }
             }
-            let mut sums = [[s.zero(); P]; Q];
-            for chunk in 0..chunks {
-                let mut k_lanes = [s.zero(); P];
-                for (lanes, k) in k_lanes.iter_mut().zip(k) {
-                    *lanes = T::widen(s, &k[chunk]);
+            // Of two queries each, side by side.
+            let mut sums = [[s.wide_splat(0.0); 2]; K];
+            for (chunk, quad) in quad.iter().enumerate() {
+                let [a, b] = [s.wide_load(&quad[0]), s.wide_load(&quad[1])];
+                for (sums, k) in sums.iter_mut().zip(k) {
+                    let k = s.twice(T::widen(s, &k[chunk]));
+                    sums[0] = s.wide_fma(a, k, sums[0]);
+                    sums[1] = s.wide_fma(b, k, sums[1]);
                 }
-                for (sums, q) in sums.iter_mut().zip(q) {
-                    let q = s.load(&q[chunk]);
-                    for (sum, k) in sums.iter_mut().zip(k_lanes) {
-                        *sum = s.fma(q, k, *sum);
+            }
+            for (pair, sums) in sums.as_chunks::<2>().0.iter().enumerate() {
+                // By query and then by key. No closures: they would not be compiled for the instruction set.
+                let mut eight = [s.zero(); LANES];
+                for (key, of_key) in sums.iter().enumerate() {
+                    for (queries, sums) in of_key.iter().enumerate() {
+                        let [a, b] = s.halves(*sums);
+                        eight[4 * queries + key] = a;
+                        eight[4 * queries + 2 + key] = b;
+                    }
+                }
+                let products = s.lanes(s.mul(s.sums(eight), scale));
+                let first = first + 2 * pair;
+                let valid = count.saturating_sub(first).min(2);
+                for (i, products) in products.as_chunks::<2>().0.iter().enumerate() {
+                    let to = (query + i) * SPAN + place + first;
+                    if valid == 2 {
+                        self.scores[to..to + 2].copy_from_slice(products);
+                    } else if valid == 1 {
+                        self.scores[to] = products[0];
                     }
                 }
             }
-            let products = s.sums(std::array::from_fn(|i| sums[i / P][i % P]));
-            let products = s.lanes(s.mul(products, scale));
-            let valid = P.min(count - first);
-            for (i, products) in products.chunks_exact(P).enumerate() {
-                let to = (query + i) * SPAN + place + first;
-                self.scores[to..to + valid].copy_from_slice(&products[..valid]);
-            }
         }
-        if !sight.all_see(oldest, newest, &positions) {
-            for query in query..query + Q {
+        if !sight.all_see(oldest, newest, positions) {
+            for query in query..query + QUAD {
                 let seer = self.group.position(query);
                 for key in positions.clone().filter(|key| !sight.sees(seer, *key)) {
                     self.scores[query * SPAN + key % SPAN] = f32::NEG_INFINITY;
@@ -332,112 +343,135 @@ impl<'a> Partial<'a> {
         }
     }
 
-    /// Adds the tile's values to the sums of `Q` queries: together if they see the same of it, else one by one.
+    /// Adds the tile's values to the sums of a quad: together if its queries see the same of it, else one by one.
     #[inline(always)]
-    fn sum<S: Simd, T: Cached, const Q: usize, const W: usize>(
+    fn sum<S: Simd, T: Cached>(
         &mut self,
         s: S,
         records: &mut [f32],
         query: usize,
-        positions: Range<usize>,
+        positions: &Range<usize>,
         values: Rows<'_, T>,
     ) {
         let sight = self.group.segment.sight;
-        let (oldest, newest) = (self.group.position(query), self.group.position(query + Q - 1));
-        let start = positions.start;
-        if oldest == newest || sight.all_see(oldest, newest, &positions) {
-            for seen in sight
-                .seen(oldest, oldest, &positions)
-                .into_iter()
-                .filter(|run| !run.is_empty())
-            {
-                let rows = seen.start - start..seen.end - start;
-                self.weigh::<S, T, Q, W>(s, records, query, start, rows, values);
+        let (oldest, newest) = self.seers(query);
+        let rows_of = |seer| {
+            let runs = sight.seen(seer, seer, positions).into_iter();
+            let runs = runs.filter(|run| !run.is_empty());
+            runs.map(|run| run.start - positions.start..run.end - positions.start)
+        };
+        let place = positions.start % SPAN;
+        if oldest == newest || sight.all_see(oldest, newest, positions) {
+            for rows in rows_of(oldest) {
+                // Eight wide sums, or with fewer registers four.
+                if S::REGISTERS > 16 {
+                    self.weigh::<S, T, QUAD, 2>(s, records, query, place, rows, values);
+                } else {
+                    self.weigh::<S, T, QUAD, 1>(s, records, query, place, rows, values);
+                }
             }
             return;
         }
-        for query in query..query + Q {
-            let seer = self.group.position(query);
-            for seen in sight
-                .seen(seer, seer, &positions)
-                .into_iter()
-                .filter(|run| !run.is_empty())
-            {
-                let rows = seen.start - start..seen.end - start;
-                self.weigh::<S, T, 1, 8>(s, records, query, start, rows, values);
+        for query in query..query + QUAD {
+            for rows in rows_of(self.group.position(query)) {
+                self.weigh::<S, T, 1, 4>(s, records, query, place, rows, values);
             }
         }
     }
 
-    /// `sums[query] += weight[query] * value`, for `Q` queries and the rows `rows` of a tile that begins at `position`.
+    /// `sums[query] += weight[query] * value`, for `Q` queries and some rows of a tile that begins at `place` of the span.
     #[inline(always)]
     fn weigh<S: Simd, T: Cached, const Q: usize, const W: usize>(
         &mut self,
         s: S,
         records: &mut [f32],
         query: usize,
-        position: usize,
+        place: usize,
         rows: Range<usize>,
         values: Rows<'_, T>,
     ) {
         values.assert_holds(rows.end);
-        let chunks = self.stride / LANES;
-        let mut chunk = 0;
-        while chunk + W <= chunks {
-            self.weigh_chunks::<S, T, Q, W>(s, records, query, position, rows.clone(), values, chunk);
-            chunk += W;
-        }
-        while chunk < chunks {
-            self.weigh_chunks::<S, T, Q, 1>(s, records, query, position, rows.clone(), values, chunk);
-            chunk += 1;
-        }
-    }
-
-    #[inline(always)]
-    #[allow(clippy::too_many_arguments)]
-    fn weigh_chunks<S: Simd, T: Cached, const Q: usize, const W: usize>(
-        &self,
-        s: S,
-        records: &mut [f32],
-        query: usize,
-        position: usize,
-        rows: Range<usize>,
-        values: Rows<'_, T>,
-        chunk: usize,
-    ) {
-        let count = rows.len();
-        let weights: [&[f32]; Q] = std::array::from_fn(|i| {
-            &self.scores[(query + i) * SPAN + position % SPAN + rows.start..][..count]
-        });
-        let records = records.as_chunks_mut::<LANES>().0;
-        let place = |i: usize| (query + i) * (1 + self.stride / LANES) + 1 + chunk;
-        let mut sums = [[s.zero(); W]; Q];
-        for (i, sums) in sums.iter_mut().enumerate() {
-            for (sum, total) in sums.iter_mut().zip(&records[place(i)..]) {
-                *sum = s.load(total);
-            }
-        }
-        for (at, row) in rows.enumerate() {
-            if query == 0 && values.in_place {
-                values.ask_chunks::<S, W>(s, row, chunk);
-            }
-            let mut lanes = [s.zero(); W];
-            for (i, lanes) in lanes.iter_mut().enumerate() {
-                // SAFETY: `weigh`, the only caller, asserts that the tile has the rows, and goes over a row's chunks.
-                *lanes = T::widen(s, unsafe { values.chunk(row, chunk + i) });
-            }
-            for (sums, weights) in sums.iter_mut().zip(weights) {
-                // SAFETY: there is a weight for each of `rows`.
-                let weight = s.splat(unsafe { *weights.get_unchecked(at) });
-                for (sum, v) in sums.iter_mut().zip(lanes) {
-                    *sum = s.fma(weight, v, *sum);
+        let weights: [&[f32]; Q] =
+            std::array::from_fn(|i| &self.scores[(query + i) * SPAN + place..][rows.clone()]);
+        let strips = self.stride / WIDE;
+        let records = records.as_chunks_mut::<WIDE>().0;
+        let asks = query == 0 && values.in_place;
+        let mut strip = 0;
+        while strip < strips {
+            // A record begins with its scalars.
+            let sums_at = |i: usize| (query + i) * (1 + strips) + 1 + strip;
+            // SAFETY: the rows are there by the assertion, and the strips are a row's.
+            unsafe {
+                if strip + W <= strips {
+                    weigh_strips::<S, T, Q, W>(
+                        s,
+                        records,
+                        sums_at,
+                        weights,
+                        rows.clone(),
+                        values,
+                        strip,
+                        asks,
+                    );
+                    strip += W;
+                } else {
+                    weigh_strips::<S, T, Q, 1>(
+                        s,
+                        records,
+                        sums_at,
+                        weights,
+                        rows.clone(),
+                        values,
+                        strip,
+                        asks,
+                    );
+                    strip += 1;
                 }
             }
         }
-        for (i, sums) in sums.into_iter().enumerate() {
-            for (sum, total) in sums.into_iter().zip(&mut records[place(i)..]) {
-                s.store(sum, total);
+    }
+}
+
+/// # Safety
+/// `values` hold `rows`, of which a row has `W` wide vectors from `strip` on; there is a weight for each row.
+#[inline(always)]
+#[allow(clippy::too_many_arguments)]
+unsafe fn weigh_strips<S: Simd, T: Cached, const Q: usize, const W: usize>(
+    s: S,
+    records: &mut [[f32; WIDE]],
+    sums_at: impl Fn(usize) -> usize,
+    weights: [&[f32]; Q],
+    rows: Range<usize>,
+    values: Rows<'_, T>,
+    strip: usize,
+    asks: bool,
+) {
+    let mut sums = [[s.wide_splat(0.0); W]; Q];
+    for (i, sums) in sums.iter_mut().enumerate() {
+        for (sum, total) in sums.iter_mut().zip(&records[sums_at(i)..]) {
+            *sum = s.wide_load(total);
+        }
+    }
+    for (at, row) in rows.enumerate() {
+        let mut lanes = [s.wide_splat(0.0); W];
+        for (i, lanes) in lanes.iter_mut().enumerate() {
+            if asks {
+                values.ask_strip(s, row, strip + i);
             }
+            // SAFETY: by the caller's promise.
+            *lanes = T::widen_wide(s, unsafe { values.strip(row, strip + i) });
+        }
+        for (sums, weights) in sums.iter_mut().zip(weights) {
+            // SAFETY: by the caller's promise.
+            let weight = s.wide_splat(unsafe { *weights.get_unchecked(at) });
+            for (sum, v) in sums.iter_mut().zip(lanes) {
+                *sum = s.wide_fma(weight, v, *sum);
+            }
+        }
+    }
+    for (i, sums) in sums.into_iter().enumerate() {
+        for (sum, total) in sums.into_iter().zip(&mut records[sums_at(i)..]) {
+            s.wide_store(sum, total);
         }
     }
 }

@@ -2,12 +2,16 @@
 
 use half::{bf16, f16};
 
-use crate::simd::{Simd, LANES};
+use crate::simd::{Simd, LANES, WIDE};
 
 /// Positions whose keys or values are passed over by all queries of a group before the next: 32 KB at a width of 256.
 pub(super) const TILE: usize = 32;
 
-/// Rows of one head, of whole vectors.
+/// Most queries of a group for which rows are read in place. More of them read rows that were widened once and lie together:
+/// rows that lie a power of two apart share few of the cache's sets, and widening them for each quad costs more than a copy.
+pub(super) const IN_PLACE: usize = 16;
+
+/// Rows of one head, of whole wide vectors.
 #[derive(Clone, Copy)]
 pub(super) struct Rows<'a, T> {
     data: &'a [T],
@@ -18,7 +22,7 @@ pub(super) struct Rows<'a, T> {
 }
 
 impl<'a, T: Cached> Rows<'a, T> {
-    /// `width` is of whole vectors.
+    /// `width` is of whole wide vectors.
     #[inline(always)]
     pub(super) fn new(data: &'a [T], stride: usize, width: usize, in_place: bool) -> Self {
         Self {
@@ -40,13 +44,13 @@ impl<'a, T: Cached> Rows<'a, T> {
         assert!((self.data.len() + self.stride - self.width) / self.stride >= count);
     }
 
-    /// Vector `chunk` of a row.
+    /// Wide vector `strip` of a row.
     ///
     /// # Safety
-    /// The rows hold `row`, and `chunk < width / LANES`.
+    /// The rows hold `row`, and `strip < width / WIDE`.
     #[inline(always)]
-    pub(super) unsafe fn chunk(self, row: usize, chunk: usize) -> &'a [T; LANES] {
-        let at = row * self.stride + chunk * LANES;
+    pub(super) unsafe fn strip(self, row: usize, strip: usize) -> &'a [T; WIDE] {
+        let at = row * self.stride + strip * WIDE;
         // SAFETY: by the caller's promise the vector ends within the row, and the row within the data.
         unsafe { &*self.data.as_ptr().add(at).cast() }
     }
@@ -55,24 +59,22 @@ impl<'a, T: Cached> Rows<'a, T> {
     /// closely enough for the machine to guess it.
     #[inline(always)]
     pub(super) fn ask_row<S: Simd>(self, s: S, row: usize) {
-        for chunk in (0..self.width / LANES).step_by(T::LINE) {
-            self.ask(s, row, chunk);
+        for at in (0..self.width).step_by(64 / size_of::<T>()) {
+            self.ask(s, row, at);
         }
     }
 
-    /// Asks likewise for the lines that begin in `W` vectors from `chunk` on.
+    /// Asks likewise for what lies in its wide vector `strip`.
     #[inline(always)]
-    pub(super) fn ask_chunks<S: Simd, const W: usize>(self, s: S, row: usize, chunk: usize) {
-        for chunk in chunk..chunk + W {
-            if chunk % T::LINE == 0 {
-                self.ask(s, row, chunk);
-            }
+    pub(super) fn ask_strip<S: Simd>(self, s: S, row: usize, strip: usize) {
+        if (strip * WIDE).is_multiple_of(64 / size_of::<T>()) {
+            self.ask(s, row, strip * WIDE);
         }
     }
 
     #[inline(always)]
-    fn ask<S: Simd>(self, s: S, row: usize, chunk: usize) {
-        let at = (row + TILE) * self.stride + chunk * LANES;
+    fn ask<S: Simd>(self, s: S, row: usize, at: usize) {
+        let at = (row + TILE) * self.stride + at;
         s.prefetch(self.data.as_ptr().wrapping_add(at));
     }
 }
@@ -81,43 +83,49 @@ impl<'a, T: Cached> Rows<'a, T> {
 pub(super) trait Cached: Copy {
     const ZERO: Self;
 
-    /// Vectors in a line of the cache.
-    const LINE: usize = 64 / (LANES * size_of::<Self>());
-
-    /// Most queries of a group for which rows are read in place. More of them read rows that were widened once and lie
-    /// together: rows that lie a power of two apart share few of the cache's sets.
-    const IN_PLACE: usize;
-
     fn widen<S: Simd>(s: S, from: &[Self; LANES]) -> S::F;
+    fn widen_wide<S: Simd>(s: S, from: &[Self; WIDE]) -> S::W;
 }
 
 impl Cached for f32 {
     const ZERO: Self = 0.0;
-    const IN_PLACE: usize = 8;
 
     #[inline(always)]
     fn widen<S: Simd>(s: S, from: &[Self; LANES]) -> S::F {
         s.load(from)
     }
+
+    #[inline(always)]
+    fn widen_wide<S: Simd>(s: S, from: &[Self; WIDE]) -> S::W {
+        s.wide_load(from)
+    }
 }
 
 impl Cached for f16 {
     const ZERO: Self = f16::ZERO;
-    const IN_PLACE: usize = 8;
 
     #[inline(always)]
     fn widen<S: Simd>(s: S, from: &[Self; LANES]) -> S::F {
         s.f16(from)
     }
+
+    #[inline(always)]
+    fn widen_wide<S: Simd>(s: S, from: &[Self; WIDE]) -> S::W {
+        s.wide_f16(from)
+    }
 }
 
 impl Cached for bf16 {
     const ZERO: Self = bf16::ZERO;
-    const IN_PLACE: usize = 8;
 
     #[inline(always)]
     fn widen<S: Simd>(s: S, from: &[Self; LANES]) -> S::F {
         s.bf16(from)
+    }
+
+    #[inline(always)]
+    fn widen_wide<S: Simd>(s: S, from: &[Self; WIDE]) -> S::W {
+        s.wide_bf16(from)
     }
 }
 
@@ -136,14 +144,14 @@ pub(super) fn copy_rows<S: Simd, T: Cached>(
             s.prefetch(from.as_ptr().wrapping_add(TILE * stride + at));
         }
         let (full, tail) = from[..width].as_chunks();
-        let to = to.as_chunks_mut().0;
-        for (to, from) in to.iter_mut().zip(full) {
-            s.store(T::widen(s, from), to);
+        let (to, pad) = to.split_at_mut(full.len() * WIDE);
+        for (to, from) in to.as_chunks_mut().0.iter_mut().zip(full) {
+            s.wide_store(T::widen_wide(s, from), to);
         }
-        if let (false, Some(to)) = (tail.is_empty(), to.last_mut()) {
-            let mut lanes = [T::ZERO; LANES];
+        if let Some(to) = pad.first_chunk_mut() {
+            let mut lanes = [T::ZERO; WIDE];
             lanes[..tail.len()].copy_from_slice(tail);
-            s.store(T::widen(s, &lanes), to);
+            s.wide_store(T::widen_wide(s, &lanes), to);
         }
     }
 }

@@ -52,6 +52,18 @@ impl Simd for Avx2 {
     /// `maddubs` adds pairs of products in 16 bits, which 255 * 127 * 2 overflows and 128 * 127 * 2 does not.
     const BYTE_OFFSET: i32 = 128;
 
+    const REGISTERS: usize = 8;
+
+    #[inline(always)]
+    fn twice(self, x: Self::F) -> Self::W {
+        [x; 2]
+    }
+
+    #[inline(always)]
+    fn halves(self, x: Self::W) -> [Self::F; 2] {
+        x
+    }
+
     #[inline(always)]
     fn wide_splat(self, x: f32) -> Self::W {
         [self.splat(x); 2]

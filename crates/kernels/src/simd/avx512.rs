@@ -89,6 +89,18 @@ impl Simd for Avx512 {
 
     const BYTE_OFFSET: i32 = 0;
 
+    const REGISTERS: usize = 32;
+
+    #[inline(always)]
+    fn twice(self, x: __m256) -> __m512 {
+        op!(_mm512_broadcast_f32x8(x))
+    }
+
+    #[inline(always)]
+    fn halves(self, x: __m512) -> [__m256; 2] {
+        op!([_mm512_castps512_ps256(x), _mm512_extractf32x8_ps::<1>(x)])
+    }
+
     #[inline(always)]
     fn wide_splat(self, x: f32) -> __m512 {
         op!(_mm512_set1_ps(x))

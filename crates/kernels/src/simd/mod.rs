@@ -69,6 +69,13 @@ pub(crate) trait Simd: Copy {
     /// What [`dot_bytes`](Self::dot_bytes) takes from every weight first.
     const BYTE_OFFSET: i32;
 
+    /// Wide vectors that there are registers for.
+    const REGISTERS: usize;
+
+    /// The same eight lanes twice.
+    fn twice(self, x: Self::F) -> Self::W;
+    /// Lanes 0 to 7, and 8 to 15.
+    fn halves(self, x: Self::W) -> [Self::F; 2];
     fn wide_splat(self, x: f32) -> Self::W;
     fn wide_load(self, from: &[f32; WIDE]) -> Self::W;
     fn wide_store(self, x: Self::W, to: &mut [f32; WIDE]);

@@ -88,6 +88,18 @@ impl Simd for Portable {
 
     const BYTE_OFFSET: i32 = 0;
 
+    const REGISTERS: usize = 8;
+
+    #[inline(always)]
+    fn twice(self, x: Self::F) -> Self::W {
+        std::array::from_fn(|i| x[i % LANES])
+    }
+
+    #[inline(always)]
+    fn halves(self, x: Self::W) -> [Self::F; 2] {
+        [0, LANES].map(|half| std::array::from_fn(|i| x[half + i]))
+    }
+
     #[inline(always)]
     fn wide_splat(self, x: f32) -> Self::W {
         [x; WIDE]

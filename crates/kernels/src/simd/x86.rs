@@ -76,20 +76,23 @@ macro_rules! eight_lanes {
         #[inline(always)]
         fn sums(self, x: [__m256; LANES]) -> __m256 {
             op!({
-                // Upper halves onto lower ones, of two vectors at a time.
-                let fours: [__m256; 4] = std::array::from_fn(|i| {
-                    _mm256_add_ps(
+                // Upper halves onto lower ones, of two vectors at a time. No closures: they would not be compiled for
+                // the instruction set.
+                let mut fours = [_mm256_setzero_ps(); 4];
+                for (i, four) in fours.iter_mut().enumerate() {
+                    *four = _mm256_add_ps(
                         _mm256_blend_ps::<0xf0>(x[i], x[i + 4]),
                         _mm256_permute2f128_ps::<0x21>(x[i], x[i + 4]),
-                    )
-                });
-                let twos: [__m256; 2] = std::array::from_fn(|i| {
-                    let pair = [2 * i, 2 * i + 1].map(|i| _mm256_castps_pd(fours[i]));
-                    _mm256_add_ps(
-                        _mm256_castpd_ps(_mm256_unpacklo_pd(pair[0], pair[1])),
-                        _mm256_castpd_ps(_mm256_unpackhi_pd(pair[0], pair[1])),
-                    )
-                });
+                    );
+                }
+                let mut twos = [_mm256_setzero_ps(); 2];
+                for (two, fours) in twos.iter_mut().zip(fours.as_chunks::<2>().0) {
+                    let (a, b) = (_mm256_castps_pd(fours[0]), _mm256_castps_pd(fours[1]));
+                    *two = _mm256_add_ps(
+                        _mm256_castpd_ps(_mm256_unpacklo_pd(a, b)),
+                        _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)),
+                    );
+                }
                 _mm256_add_ps(
                     _mm256_shuffle_ps::<0x88>(twos[0], twos[1]),
                     _mm256_shuffle_ps::<0xdd>(twos[0], twos[1]),
