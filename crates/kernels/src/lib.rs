@@ -12,8 +12,9 @@
 //! pinned to a core.
 //!
 //! # Instruction sets
-//! x86-64 with AVX2, FMA and F16C is found at run time; anything else runs portable code that gives the same bits.
-//! Divisions and roots are exact ones, never estimates.
+//! The best set that the machine has is found at run time: on x86-64 AVX-512 with VNNI, or AVX2 with FMA and F16C; on AArch64
+//! NEON with its dot products; anywhere else portable code. All give the same bits. NEON was run under emulation only,
+//! and never timed. Divisions and roots are exact ones, never estimates.
 //!
 //! # Example
 //! ```
@@ -54,7 +55,7 @@ pub use linear::{ActivationPrecision, GroupFormat, GroupWeights, Linear, Weight}
 pub use mlp::Mlp;
 pub use moe::{add_gated, route, MoeShape, Routes, SparseExperts};
 pub use rotary::{Rotary, RotaryTable};
-pub use rows::{rms_norm, swiglu};
+pub use rows::{add, rms_norm, swiglu};
 
 /// What runs an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
