@@ -179,7 +179,11 @@ pub(super) fn attention(
     out: &mut [f32],
 ) {
     let per_group = (QUERIES / shape.group()).max(1);
-    let mut groups = Vec::new();
+    let count: usize = segments
+        .iter()
+        .map(|segment| segment.rows.div_ceil(per_group))
+        .sum();
+    let mut groups = Vec::with_capacity(count * shape.kv_heads);
     for segment in segments {
         for first in (0..segment.rows).step_by(per_group) {
             let rows = first..segment.rows.min(first + per_group);
