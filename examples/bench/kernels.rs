@@ -9,7 +9,7 @@ use recant_kernels::{attention, AttentionSegment, AttentionShape, Backend};
 
 use crate::alternate::try_medians;
 use crate::delta;
-use crate::model::Model;
+use crate::model::{Model, ACCEPTED, DRAFTS};
 use crate::seeded::Seeded;
 
 /// Rows in a block of the standard cache.
@@ -45,6 +45,8 @@ pub(crate) struct Kernels {
     pub(crate) attention: Vec<(usize, Kernel)>,
     /// All recurrent layers, a step each, under a checkpoint.
     pub(crate) gated_delta: Option<Kernel>,
+    /// Seconds that all recurrent layers take longer to fold what was kept than to fold one token, for each of [`ACCEPTED`].
+    pub(crate) folding: [f64; ACCEPTED.len()],
 }
 
 /// Each of them after `model`'s head, which leaves nothing else in the caches.
@@ -68,6 +70,14 @@ pub(crate) fn measure(model: &Model, rounds: usize) -> Result<Kernels> {
         attention(Backend::Cpu, &SHAPE, &q, Some(&gate), &[segment])?;
         anyhow::Ok(start.elapsed())
     })?;
+    let mut drafting = delta::layers(LAYERS, 1 + DRAFTS);
+    let passes = try_medians(ACCEPTED.len(), rounds, |v| {
+        let kept = 1 + ACCEPTED[v].1;
+        // The first round leaves the records that the second one folds.
+        delta::round(&mut drafting, kept);
+        model.head()?;
+        anyhow::Ok(delta::round(&mut drafting, kept).passes)
+    })?;
     let state: usize = layers.iter().map(|layer| layer.cache.footprint().live).sum();
     let keys_values = |context: usize| 2 * context * SHAPE.kv_heads * SHAPE.head_dim * size_of::<f32>();
     Ok(Kernels {
@@ -83,6 +93,7 @@ pub(crate) fn measure(model: &Model, rounds: usize) -> Result<Kernels> {
             time: *time,
             bytes: 2 * state,
         }),
+        folding: std::array::from_fn(|case| passes[case].as_secs_f64() - passes[0].as_secs_f64()),
     })
 }
 

@@ -111,6 +111,8 @@ fn measure(args: &Args) -> Result<Report> {
         say("making a model");
         let model = Model::new(*width)?;
         report.widths.push(model.measure(&effort, &say)?);
+        // A machine with other users may do better at another time.
+        report.limits(recant_kernels::limits());
         if done + 1 == widths.len() {
             progress.say("kernels");
             report.kernels = kernels::measure(&model, effort.kernels)?;

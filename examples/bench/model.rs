@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{anyhow, ensure, Context, Result};
+use anyhow::{anyhow, ensure, Result};
 use recant::candle::{DType, Tensor};
 use recant::core::{Cache, CacheOptions, LanguageModel, Rows, Segment};
 use recant::generate::Decoder;
@@ -24,7 +24,7 @@ const HELD: u32 = 64;
 const ROWS: [usize; 7] = [1, 2, 4, 5, 6, 8, 16];
 
 /// Drafts of a round whose rejected ones are taken back.
-const DRAFTS: usize = 5;
+pub(crate) const DRAFTS: usize = 5;
 
 /// Accepted ones, by name.
 pub(crate) const ACCEPTED: [(&str, usize); 3] = [("none", 0), ("half", 2), ("all", DRAFTS)];
@@ -51,8 +51,8 @@ pub(crate) struct Measured {
     pub(crate) prefill: Vec<(usize, Duration)>,
     /// Multiply-adds of a token in the layers.
     pub(crate) multiply_adds: usize,
-    /// What taking back costs, for each of [`ACCEPTED`].
-    pub(crate) rollback: [Rollback; ACCEPTED.len()],
+    /// Rounds of [`DRAFTS`] drafts, for each of [`ACCEPTED`].
+    pub(crate) rounds: [Rounds; ACCEPTED.len()],
     /// The head alone, one row.
     pub(crate) linear: Duration,
     /// Bytes of the head.
@@ -76,22 +76,13 @@ impl Bytes {
     }
 }
 
-/// What taking tokens back costs.
+/// Rounds of one outcome.
 #[derive(Clone, Copy)]
-pub(crate) struct Rollback {
-    /// Checkpoint, trim and commit.
+pub(crate) struct Rounds {
+    /// Seconds of checkpoint, trim and commit.
     pub(crate) bookkeeping: f64,
-    /// What the next pass takes longer for folding all that was kept, and not one token.
-    pub(crate) fold: f64,
-    /// A whole round.
-    pub(crate) round: f64,
-}
-
-impl Rollback {
-    /// Of a round.
-    pub(crate) fn share(self) -> f64 {
-        (self.bookkeeping + self.fold.max(0.0)) / self.round
-    }
+    /// Seconds of a whole round.
+    pub(crate) whole: f64,
 }
 
 impl Model {
@@ -130,7 +121,7 @@ impl Model {
         say("reading prompts");
         let prefill = self.prefill(effort.prompts, effort.prefill)?;
         say("taking tokens back");
-        let rollback = self.rollback(&text, effort.rollback)?;
+        let rounds = self.rounds(&text, effort.rollback)?;
         let linear = try_medians(1, effort.kernels, |_| self.head())?;
         Ok(Measured {
             width: self.width,
@@ -139,7 +130,7 @@ impl Model {
             verify,
             prefill,
             multiply_adds: self.counted.weights - self.counted.head,
-            rollback,
+            rounds,
             linear: linear[0],
             linear_bytes: self.width.bytes(self.counted.head),
         })
@@ -210,55 +201,36 @@ impl Model {
         Ok(prompts.iter().copied().zip(times).collect())
     }
 
-    /// Rounds that accept none, half and all drafts in turn. A round folds what the one before it kept; so the times of
-    /// neighbours, which are alike in all else, tell what folding costs.
-    fn rollback(&self, text: &[u32], texts: usize) -> Result<[Rollback; ACCEPTED.len()]> {
+    /// Rounds that accept none, half and all drafts in turn.
+    fn rounds(&self, text: &[u32], texts: usize) -> Result<[Rounds; ACCEPTED.len()]> {
         let schedule = ACCEPTED.map(|(_, accepted)| Draft::accept(accepted));
         let drafter = ScriptedDrafter::along(text, schedule);
         let mut decoder = self.empty()?.with_drafter(Box::new(drafter), DRAFTS)?;
         let mut bookkeeping = [const { Vec::new() }; ACCEPTED.len()];
-        let mut folds = [const { Vec::new() }; ACCEPTED.len()];
-        let mut rounds = Vec::new();
+        let mut whole = [const { Vec::new() }; ACCEPTED.len()];
         for _ in 0..texts {
             read(&mut decoder)?;
-            // The time after a round that accepted nothing.
-            let mut after_none = None;
-            for number in 0.. {
-                let case = number % ACCEPTED.len();
-                if decoder.tokens().len() + DRAFTS >= text.len() {
-                    break;
-                }
+            let mut cases = (0..ACCEPTED.len()).cycle();
+            while decoder.tokens().len() + DRAFTS < text.len() {
+                let Some(case) = cases.next() else { break };
                 let round = decoder.round(DRAFTS, usize::MAX, &[])?;
+                let expected = ACCEPTED[case].1;
                 ensure!(
-                    round.accepted == ACCEPTED[case].1,
-                    "a round was to accept {} drafts and accepted {}",
-                    ACCEPTED[case].1,
+                    round.accepted == expected,
+                    "a round was to accept {expected} drafts and accepted {}",
                     round.accepted
                 );
-                let seconds = time(&round).as_secs_f64();
-                rounds.push(seconds);
-                bookkeeping[case].push(round.time.rollback.as_secs_f64());
-                let before = (case + ACCEPTED.len() - 1) % ACCEPTED.len();
-                if before == 0 {
-                    after_none = Some(seconds);
-                }
-                if let Some(none) = after_none {
-                    folds[before].push(seconds - none);
-                }
+                bookkeeping[case].push(round.time.rollback);
+                whole[case].push(time(&round));
             }
             decoder.reset();
         }
-        let round = median_f64(rounds).context("no round was measured")?;
-        let mut costs = [Rollback {
-            bookkeeping: 0.0,
-            fold: 0.0,
-            round,
-        }; ACCEPTED.len()];
-        for ((cost, bookkeeping), folds) in costs.iter_mut().zip(bookkeeping).zip(folds) {
-            cost.bookkeeping = median_f64(bookkeeping).context("no round was measured")?;
-            cost.fold = median_f64(folds).context("no round followed another")?;
-        }
-        Ok(costs)
+        let mut cases = bookkeeping.into_iter().zip(whole);
+        let rounds = ACCEPTED.map(|_| cases.next().unwrap_or_default());
+        Ok(rounds.map(|(bookkeeping, whole)| Rounds {
+            bookkeeping: median(bookkeeping).as_secs_f64(),
+            whole: median(whole).as_secs_f64(),
+        }))
     }
 }
 
@@ -277,11 +249,6 @@ fn time(round: &Round) -> Duration {
 fn median(mut times: Vec<Duration>) -> Duration {
     times.sort_unstable();
     times.get(times.len() / 2).copied().unwrap_or_default()
-}
-
-fn median_f64(mut seconds: Vec<f64>) -> Option<f64> {
-    seconds.sort_by(f64::total_cmp);
-    seconds.get(seconds.len() / 2).copied()
 }
 
 /// Random weights, and how many there are.

@@ -30,6 +30,15 @@ impl Report {
         }
     }
 
+    /// Takes in limits that were measured once more: the best count.
+    pub(crate) fn limits(&mut self, again: Limits) {
+        let limits = &mut self.limits;
+        limits.read_gb_s = limits.read_gb_s.max(again.read_gb_s);
+        limits.f32_gflops = limits.f32_gflops.max(again.f32_gflops);
+        limits.int8_gops = limits.int8_gops.max(again.int8_gops);
+        limits.share_us = limits.share_us.min(again.share_us);
+    }
+
     /// The time that reading so many bytes takes at least, as a share of `time`.
     fn of_reading(&self, bytes: usize, time: Duration) -> f64 {
         bytes as f64 / (self.limits.read_gb_s * 1e9) / time.as_secs_f64()
@@ -48,11 +57,19 @@ impl Report {
         2.0 * (width.multiply_adds * tokens) as f64 / (limit * 1e9) / time.as_secs_f64()
     }
 
-    /// The largest share of a round, over widths, for each of [`ACCEPTED`].
-    fn rollback(&self) -> [f64; ACCEPTED.len()] {
+    /// What taking back costs, as a share of a round: bookkeeping, and what the next pass folds beyond one token.
+    fn rollback(&self, width: &Measured) -> [f64; ACCEPTED.len()] {
         std::array::from_fn(|case| {
-            let shares = self.widths.iter().map(|width| width.rollback[case].share());
-            shares.fold(0.0, f64::max)
+            let rounds = width.rounds[case];
+            (rounds.bookkeeping + self.kernels.folding[case].max(0.0)) / rounds.whole
+        })
+    }
+
+    /// The largest such shares of all widths.
+    fn most_rollback(&self) -> [f64; ACCEPTED.len()] {
+        self.widths.iter().fold([0.0; ACCEPTED.len()], |most, width| {
+            let shares = self.rollback(width);
+            std::array::from_fn(|case| most[case].max(shares[case]))
         })
     }
 
@@ -65,8 +82,8 @@ impl Report {
         };
         let shares =
             |shares: [f64; ACCEPTED.len()]| object(ACCEPTED.iter().map(|(name, _)| *name).zip(shares));
-        let mut rollback = shares(self.rollback());
-        rollback["by_width"] = by_width(&|width| shares(width.rollback.map(|cost| cost.share())));
+        let mut rollback = shares(self.most_rollback());
+        rollback["by_width"] = by_width(&|width| shares(self.rollback(width)));
         let attention = self.kernels.attention.iter();
         json!({
             "machine": {"instructions": limits.instructions, "threads": limits.threads},
@@ -166,16 +183,20 @@ impl Report {
         }
         println!("  The limit: the multiply-adds of linear layers, of f32 for bf16 weights and of bytes for the others.");
 
-        heading("taking tokens back, of five drafts: % of a round (bookkeeping us, folding us)");
+        heading("taking tokens back, of five drafts: % of a round (us of bookkeeping, us of folding)");
         for width in &self.widths {
-            let cells = ACCEPTED.iter().zip(width.rollback).map(|((name, _), cost)| {
-                format!(
-                    "{name} accepted: {:.2} ({:.1}, {:.0})",
-                    100.0 * cost.share(),
-                    1e6 * cost.bookkeeping,
-                    1e6 * cost.fold
-                )
-            });
+            let cells = ACCEPTED.iter().zip(self.rollback(width)).zip(width.rounds);
+            let cells = cells
+                .zip(self.kernels.folding)
+                .map(|(((case, share), rounds), fold)| {
+                    format!(
+                        "{} accepted: {:.2} ({:.1}, {:.0})",
+                        case.0,
+                        100.0 * share,
+                        1e6 * rounds.bookkeeping,
+                        1e6 * fold
+                    )
+                });
             println!(
                 "  {:<5}  {}",
                 width.width.name(),
@@ -200,7 +221,7 @@ impl Report {
                 100.0 * self.of_kernel(kernel)
             );
         }
-        println!("  sharing a job among threads takes {:.2} us", limits.share_us);
+        println!("  sharing a job among threads takes {:.1} us", limits.share_us);
 
         if !self.perplexity.is_empty() {
             heading("perplexity");

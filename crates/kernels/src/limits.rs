@@ -1,7 +1,7 @@
 //! What a machine can do at most, measured.
 
 use std::hint::black_box;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::linear::Lines;
 use crate::pool::{self, Shared};
@@ -22,6 +22,10 @@ const CACHED: usize = 64;
 /// Bytes between what is read and what is asked for from memory, as in linear layers.
 const AHEAD: usize = 4096;
 
+/// Jobs whose sharing is timed, and how long one of their tasks takes.
+const JOBS: usize = 2000;
+const TASK: Duration = Duration::from_micros(5);
+
 /// Tries of each probe. The best counts: anything else that runs only takes away.
 const TRIES: usize = 12;
 
@@ -31,7 +35,7 @@ const TRIES: usize = 12;
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Limits {
-    /// The instruction set that kernels run on: `avx512`, `avx2` or `portable`.
+    /// The instruction set that kernels run on: `avx512`, `avx2`, `neon` or `portable`.
     pub instructions: &'static str,
     /// Threads that were measured.
     pub threads: usize,
@@ -41,7 +45,8 @@ pub struct Limits {
     pub f32_gflops: f64,
     /// Multiply-adds of bytes, the weights from the first-level cache, in 10^9 operations a second; each is two.
     pub int8_gops: f64,
-    /// Sharing an empty job among the threads, in microseconds: the median, when jobs follow one upon the other.
+    /// What a job takes longer than its tasks, one a thread, in microseconds: the median, when jobs follow one upon the
+    /// other.
     pub share_us: f64,
 }
 
@@ -185,15 +190,17 @@ fn keep<S: Simd>(s: S, sums: &[S::W]) {
 }
 
 fn share() -> f64 {
-    const JOBS: usize = 2000;
     let threads = rayon::current_num_threads();
     let mut times: Vec<f64> = (0..JOBS)
         .map(|_| {
             let start = Instant::now();
-            pool::for_each(threads, usize::MAX / 2, &|task| {
-                black_box(task);
+            pool::for_each(threads, usize::MAX / 2, &|_| {
+                let start = Instant::now();
+                while start.elapsed() < TASK {
+                    std::hint::spin_loop();
+                }
             });
-            start.elapsed().as_secs_f64() * 1e6
+            start.elapsed().saturating_sub(TASK).as_secs_f64() * 1e6
         })
         .collect();
     times.sort_by(f64::total_cmp);

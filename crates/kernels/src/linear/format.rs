@@ -433,3 +433,81 @@ fn check(bits: usize, group: usize) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn format(bits: usize, affine: bool) -> GroupFormat {
+        GroupFormat {
+            bits,
+            group: 32,
+            affine,
+            scales: DType::F16,
+        }
+    }
+
+    fn matrix(out: usize, features: usize) -> Tensor {
+        // Few bits, so that all float types hold them.
+        let number = |i: usize| ((i * 37 % 101) as f32 - 50.0) / 64.0;
+        let numbers = (0..out * features).map(number).collect();
+        Tensor::from_vec(numbers, (out, features), &Device::Cpu).expect("a matrix")
+    }
+
+    fn parts(weights: &GroupWeights) -> (Vec<u8>, Vec<f32>) {
+        let flat = |x: &Tensor| x.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>();
+        let quants = weights.quants.flatten_all().and_then(|x| x.to_vec1());
+        let scales = [Some(&weights.scales), weights.biases.as_ref()];
+        let scales = scales.into_iter().flatten().map(flat);
+        let scales: candle_core::Result<Vec<_>> = scales.collect();
+        (quants.expect("quants"), scales.expect("scales").concat())
+    }
+
+    #[test]
+    fn every_instruction_set_and_float_type_rounds_to_the_same_bits() {
+        let weight = matrix(70, 96);
+        for (bits, affine) in [(8, false), (8, true), (4, false), (4, true)] {
+            let round = |dtype| {
+                let weight = weight.to_dtype(dtype).expect("a type");
+                parts(&GroupWeights::quantize(&weight, format(bits, affine)).expect("groups"))
+            };
+            let expected = simd::forced::with(simd::Isa::Portable, || round(DType::F32));
+            for isa in simd::available() {
+                for dtype in [DType::F32, DType::F16, DType::BF16] {
+                    let found = simd::forced::with(*isa, || round(dtype));
+                    assert!(
+                        found == expected,
+                        "{bits} bits, affine: {affine}, {isa:?}, {dtype:?}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn groups_of_zeros_are_zeros() {
+        let zeros = Tensor::zeros((2, 64), DType::F32, &Device::Cpu).expect("zeros");
+        for (bits, affine) in [(8, false), (8, true), (4, false), (4, true)] {
+            let weights = GroupWeights::quantize(&zeros, format(bits, affine)).expect("groups");
+            let back = weights.dequantize().and_then(|x| Ok(x.to_vec2::<f32>()?));
+            assert_eq!(back.expect("weights"), vec![vec![0.0; 64]; 2]);
+        }
+    }
+
+    #[test]
+    fn the_first_weight_that_is_no_number_is_named_by_any_number_of_threads() {
+        let mut numbers = vec![0.5_f32; 4096 * 32];
+        numbers[77 * 32 + 5] = f32::NAN;
+        numbers[77 * 32 + 9] = f32::INFINITY;
+        numbers[4000 * 32] = f32::INFINITY;
+        let weight = Tensor::from_vec(numbers, (4096, 32), &Device::Cpu).expect("a matrix");
+        for threads in [1, 4] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+            let found = pool
+                .expect("a pool")
+                .install(|| GroupWeights::quantize(&weight, format(8, false)));
+            let found = found.expect_err("a refusal").to_string();
+            assert!(found.contains("row 77, column 5 is NaN"), "{found}");
+        }
+    }
+}
