@@ -6,6 +6,7 @@ mod groups;
 mod kernel;
 mod lines;
 mod part;
+mod rounding;
 mod rows;
 mod sink;
 
