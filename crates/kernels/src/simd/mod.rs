@@ -9,7 +9,11 @@ mod avx2;
 mod avx512;
 mod line;
 mod math;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
+#[cfg(test)]
+mod tests;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -165,6 +169,8 @@ pub(crate) enum Isa {
     Avx512,
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
     Portable,
 }
 
@@ -176,6 +182,8 @@ impl Isa {
             Self::Avx512 => "avx512",
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => "avx2",
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => "neon",
             Self::Portable => "portable",
         }
     }
@@ -187,6 +195,8 @@ impl Isa {
             Self::Avx512 => avx512::Avx512::ROWS,
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => avx2::Avx2::ROWS,
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => neon::Neon::ROWS,
             Self::Portable => portable::Portable::ROWS,
         }
     }
@@ -198,6 +208,8 @@ impl Isa {
             Self::Avx512 => avx512::Avx512::BYTE_OFFSET,
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => avx2::Avx2::BYTE_OFFSET,
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => neon::Neon::BYTE_OFFSET,
             Self::Portable => portable::Portable::BYTE_OFFSET,
         }
     }
@@ -222,6 +234,8 @@ pub(crate) fn available() -> &'static [Isa] {
             sets.extend(avx512::Avx512::new().map(|_| Isa::Avx512));
             sets.extend(avx2::Avx2::new().map(|_| Isa::Avx2));
         }
+        #[cfg(target_arch = "aarch64")]
+        sets.extend(neon::Neon::new().map(|_| Isa::Neon));
         sets.push(Isa::Portable);
         sets
     })
@@ -235,6 +249,8 @@ pub(crate) fn run<K: Kernel>(isa: Isa, kernel: K) {
         Isa::Avx512 => avx512::run(kernel),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => avx2::run(kernel),
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => neon::run(kernel),
         Isa::Portable => kernel.run(portable::Portable),
     }
 }
