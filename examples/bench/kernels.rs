@@ -7,7 +7,7 @@ use recant::candle::{DType, Tensor};
 use recant::core::{Cache, KvBlock, KvView};
 use recant_kernels::{attention, AttentionSegment, AttentionShape, Backend};
 
-use crate::alternate::try_medians;
+use crate::alternate::{try_least, try_medians};
 use crate::delta;
 use crate::model::{Model, ACCEPTED, DRAFTS};
 use crate::seeded::Seeded;
@@ -71,7 +71,7 @@ pub(crate) fn measure(model: &Model, rounds: usize) -> Result<Kernels> {
         anyhow::Ok(start.elapsed())
     })?;
     let mut drafting = delta::layers(LAYERS, 1 + DRAFTS);
-    let passes = try_medians(ACCEPTED.len(), rounds, |v| {
+    let passes = try_least(ACCEPTED.len(), rounds, |v| {
         let kept = 1 + ACCEPTED[v].1;
         // The first round leaves the records that the second one folds.
         delta::round(&mut drafting, kept);
