@@ -268,8 +268,10 @@ fn work_that_is_split_by_spans_and_waves_has_the_bits_of_work_that_is_not() {
     let len = 17 * 256 + 9;
     let sequence = Sequence::new(&mut numbers, shape(8, 2, 256), len, DType::BF16);
     let view = sequence.view(&[len], None, 0);
-    let whole = in_pool(1, || sequence.attend(Backend::Cpu, len - 16, 16, &view));
-    for threads in [2, 3, 9] {
+    // So many rows that each of the two threads has enough without splitting.
+    let whole = in_pool(2, || sequence.attend(Backend::Cpu, len - 64, 64, &view));
+    let whole = rows(&whole, 48, 16);
+    for threads in [1, 2, 3, 9] {
         let split = in_pool(threads, || sequence.attend(Backend::Cpu, len - 16, 16, &view));
         same(&whole, &split, &format!("{threads} threads"));
         let last = in_pool(threads, || sequence.attend(Backend::Cpu, len - 1, 1, &view));

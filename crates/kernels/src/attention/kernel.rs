@@ -13,7 +13,7 @@ use crate::pool::{self, Shared};
 use crate::simd::{self, Isa, Kernel, Simd, LANES, WIDE};
 
 use super::partial::{Partial, Record, QUAD};
-use super::tile::TILE;
+use super::tile::{IN_PLACE, TILE};
 use super::{AttentionShape, Elements, Sight};
 
 /// Positions whose softmax is computed together. Results depend on it, so it is the same everywhere.
@@ -22,7 +22,8 @@ pub(super) const SPAN: usize = 256;
 /// Queries that share one reading of keys and values, at most, unless one row has more: 16 rows of four heads.
 const QUERIES: usize = 64;
 
-/// Below so many groups a thread, groups are split by spans if one of them has [`SPANS`].
+/// Groups are split by spans if one of them has [`SPANS`], and they are fewer than so many a thread or of so few queries that
+/// memory decides.
 const GROUPS_A_THREAD: usize = 3;
 const SPANS: usize = 4;
 
@@ -203,8 +204,10 @@ pub(super) fn attention(
     };
     let threads = rayon::current_num_threads();
     let long = groups.iter().any(|group| group.spans().nth(SPANS - 1).is_some());
-    if threads > 1 && long && groups.len() < GROUPS_A_THREAD * threads {
-        call.split(&groups, threads);
+    let few =
+        groups.len() < GROUPS_A_THREAD * threads || groups.iter().all(|group| group.queries() <= IN_PLACE);
+    if long && few {
+        call.split(&groups, shape.kv_heads, threads);
     } else {
         call.whole(&groups);
     }
@@ -261,65 +264,81 @@ impl Call<'_> {
         });
     }
 
-    /// One task a group and span, then one a query that merges; in waves, so that partials do not grow with the context.
-    fn split(&self, groups: &[Group<'_>], threads: usize) {
+    /// One task for the heads of some rows and a span, or one a head where that gives too few, then one a query that merges;
+    /// in waves, so that partials do not grow with the context.
+    ///
+    /// A row of a block holds all heads, so they are read one after the other while what was fetched beside the first of
+    /// them is at hand.
+    fn split(&self, groups: &[Group<'_>], heads: usize, threads: usize) {
         let Some(largest) = groups.iter().map(Group::records).max() else {
             return;
         };
-        let tasks: Vec<(usize, usize)> = (0..groups.len())
-            .flat_map(|index| groups[index].spans().map(move |span| (index, span)))
-            .collect();
-        let wave = threads * (PARTIALS / largest).max(TASKS_A_THREAD);
-        let mut partials = vec![0.0; wave.min(tasks.len()) * largest + LINE];
+        let mut parts = Vec::new();
+        for rows in (0..groups.len()).step_by(heads) {
+            let spans = groups[rows].spans();
+            parts.extend(spans.flat_map(|span| (rows..rows + heads).map(move |index| (index, span))));
+        }
+        let together = if parts.len() < TASKS_A_THREAD * threads * heads {
+            1
+        } else {
+            heads
+        };
+        let wave = (threads * (PARTIALS / largest).max(TASKS_A_THREAD)).next_multiple_of(heads);
+        let mut partials = vec![0.0; wave.min(parts.len()) * largest + LINE];
         let partials = aligned(&mut partials);
         let mut totals = vec![0.0; groups.len() * largest];
         for (group, totals) in groups.iter().zip(totals.chunks_exact_mut(largest)) {
             Record::clear(totals, group.stride());
         }
-        for tasks in tasks.chunks(wave) {
-            let work = tasks
+        for parts in parts.chunks(wave) {
+            let work = parts
                 .iter()
                 .map(|&(index, span)| groups[index].work(positions(span)));
             let work = work.sum();
             let shared = Shared::new(partials);
-            pool::for_each(tasks.len(), work, &|task| {
-                let (index, span) = tasks[task];
-                let group = &groups[index];
-                let start = task * largest;
-                // SAFETY: one task has this part.
-                let records = unsafe { shared.part(start..start + group.records()) };
-                with_aligned(group.scratch(), |scratch| {
-                    simd::run(self.isa, group.partial(self.q, scratch).of(span, records));
-                });
+            pool::for_each(parts.len() / together, work, &|task| {
+                let parts = parts.iter().enumerate().skip(task * together);
+                for (part, &(index, span)) in parts.take(together) {
+                    let group = &groups[index];
+                    let start = part * largest;
+                    // SAFETY: one task has this part.
+                    let records = unsafe { shared.part(start..start + group.records()) };
+                    with_aligned(group.scratch(), |scratch| {
+                        simd::run(self.isa, group.partial(self.q, scratch).of(span, records));
+                    });
+                }
             });
             let mut merges = Vec::new();
             let mut start = 0;
-            for tasks in tasks.chunk_by(|a, b| a.0 == b.0) {
-                let end = start + tasks.len() * largest;
-                let index = tasks[0].0;
-                merges.extend((0..groups[index].queries()).map(|query| (index, query, start..end)));
+            for parts in parts.chunk_by(|a, b| a.0 / heads == b.0 / heads) {
+                let end = start + parts.len() * largest;
+                for &(index, _) in &parts[..heads] {
+                    merges.extend((0..groups[index].queries()).map(|query| (index, query, start..end)));
+                }
                 start = end;
             }
             let totals = Shared::new(&mut totals);
             pool::for_each(merges.len(), work / SPAN, &|task| {
-                let (index, query, partials_at) = &merges[task];
-                let group = &groups[*index];
-                let len = Record::len(group.stride());
+                let (index, query, parts) = &merges[task];
+                let len = Record::len(groups[*index].stride());
                 let start = index * largest + query * len;
                 let merge = Merge {
                     // SAFETY: one task has this query.
                     totals: unsafe { totals.part(start..start + len) },
-                    partials: &partials[partials_at.clone()],
-                    first: query * len,
-                    step: largest,
+                    partials: &partials[parts.clone()],
+                    first: index % heads * largest + query * len,
+                    step: heads * largest,
                     len,
                 };
                 simd::run(self.isa, merge);
             });
         }
-        for (group, totals) in groups.iter().zip(totals.chunks_exact(largest)) {
-            self.finish(group, totals);
-        }
+        pool::for_each(groups.len(), totals.len(), &|index| {
+            self.finish(
+                &groups[index],
+                &totals[index * largest..][..groups[index].records()],
+            );
+        });
     }
 
     fn finish(&self, group: &Group<'_>, totals: &[f32]) {
