@@ -7,6 +7,7 @@
 //! ascending position; an unseen position takes no part in either. So neither the cache's blocks, nor the rows that share a
 //! call, nor which thread computes which spans leave a trace; and what is kept does not grow with the context.
 
+use std::cell::Cell;
 use std::ops::Range;
 
 use crate::pool::{self, Shared};
@@ -164,6 +165,19 @@ impl<'a> Group<'a> {
     }
 }
 
+/// What a split call works in. A thread keeps it, so that a decode step does not ask the system for memory; it is taken out
+/// for the call, since a thread that waits for others may begin another one.
+#[derive(Default)]
+struct Held {
+    numbers: Vec<f32>,
+    /// Groups and spans.
+    parts: Vec<(usize, usize)>,
+    /// Groups, queries, and where the partials of the group's rows lie.
+    merges: Vec<(usize, usize, Range<usize>)>,
+}
+
+thread_local!(static HELD: Cell<Held> = Cell::default());
+
 /// What a call reads, and where it writes.
 struct Call<'a> {
     q: &'a [f32],
@@ -273,7 +287,13 @@ impl Call<'_> {
         let Some(largest) = groups.iter().map(Group::records).max() else {
             return;
         };
-        let mut parts = Vec::new();
+        let mut held = HELD.take();
+        let Held {
+            numbers,
+            parts,
+            merges,
+        } = &mut held;
+        parts.clear();
         for rows in (0..groups.len()).step_by(heads) {
             let spans = groups[rows].spans();
             parts.extend(spans.flat_map(|span| (rows..rows + heads).map(move |index| (index, span))));
@@ -284,9 +304,11 @@ impl Call<'_> {
             heads
         };
         let wave = (threads * (PARTIALS / largest).max(TASKS_A_THREAD)).next_multiple_of(heads);
-        let mut partials = vec![0.0; wave.min(parts.len()) * largest + LINE];
-        let partials = aligned(&mut partials);
-        let mut totals = vec![0.0; groups.len() * largest];
+        let len = (groups.len() + wave.min(parts.len())) * largest + LINE;
+        if numbers.len() < len {
+            numbers.resize(len, 0.0);
+        }
+        let (totals, partials) = aligned(&mut numbers[..len]).split_at_mut(groups.len() * largest);
         for (group, totals) in groups.iter().zip(totals.chunks_exact_mut(largest)) {
             Record::clear(totals, group.stride());
         }
@@ -308,7 +330,7 @@ impl Call<'_> {
                     });
                 }
             });
-            let mut merges = Vec::new();
+            merges.clear();
             let mut start = 0;
             for parts in parts.chunk_by(|a, b| a.0 / heads == b.0 / heads) {
                 let end = start + parts.len() * largest;
@@ -317,7 +339,7 @@ impl Call<'_> {
                 }
                 start = end;
             }
-            let totals = Shared::new(&mut totals);
+            let totals = Shared::new(totals);
             pool::for_each(merges.len(), work / SPAN, &|task| {
                 let (index, query, parts) = &merges[task];
                 let len = Record::len(groups[*index].stride());
@@ -339,6 +361,7 @@ impl Call<'_> {
                 &totals[index * largest..][..groups[index].records()],
             );
         });
+        HELD.set(held);
     }
 
     fn finish(&self, group: &Group<'_>, totals: &[f32]) {
