@@ -13,27 +13,8 @@ pub fn medians(variants: usize, rounds: usize, mut run: impl FnMut(usize) -> Dur
 pub fn try_medians<E>(
     variants: usize,
     rounds: usize,
-    run: impl FnMut(usize) -> Result<Duration, E>,
-) -> Result<Vec<Duration>, E> {
-    let times = sorted(variants, rounds, run)?;
-    Ok(times.iter().map(|times| times[times.len() / 2]).collect())
-}
-
-/// The least times instead of the medians: for differences that are small beside a shared machine's moods.
-pub fn try_least<E>(
-    variants: usize,
-    rounds: usize,
-    run: impl FnMut(usize) -> Result<Duration, E>,
-) -> Result<Vec<Duration>, E> {
-    let times = sorted(variants, rounds, run)?;
-    Ok(times.iter().map(|times| times[0]).collect())
-}
-
-fn sorted<E>(
-    variants: usize,
-    rounds: usize,
     mut run: impl FnMut(usize) -> Result<Duration, E>,
-) -> Result<Vec<Vec<Duration>>, E> {
+) -> Result<Vec<Duration>, E> {
     let mut times = vec![Vec::with_capacity(rounds); variants];
     for round in 0..=rounds {
         for (variant, times) in times.iter_mut().enumerate() {
@@ -43,8 +24,13 @@ fn sorted<E>(
             }
         }
     }
-    times.iter_mut().for_each(|times| times.sort_unstable());
-    Ok(times)
+    Ok(times
+        .into_iter()
+        .map(|mut times| {
+            times.sort_unstable();
+            times[times.len() / 2]
+        })
+        .collect())
 }
 
 /// Milliseconds.

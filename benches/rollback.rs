@@ -6,7 +6,7 @@
 //!
 //! Limit: each state is read once and written once a round, as in a plain step, whatever is kept.
 
-#[allow(dead_code, unreachable_pub)]
+#[allow(unreachable_pub)]
 #[path = "alternate.rs"]
 mod alternate;
 #[allow(unreachable_pub)]

@@ -5,7 +5,7 @@
 //! Limit: a call reads all weights once whatever T is, so the best ratio is 1 while T rows of arithmetic take less time than
 //! the weights take to arrive.
 
-#[allow(dead_code, unreachable_pub)]
+#[allow(unreachable_pub)]
 #[path = "alternate.rs"]
 mod alternate;
 #[allow(dead_code, unreachable_pub)]
