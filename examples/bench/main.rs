@@ -84,7 +84,7 @@ impl Effort {
         prompts: &[128, 512],
         prefill: 1,
         rollback: 1,
-        kernels: 9,
+        kernels: 15,
     };
 }
 
