@@ -109,6 +109,12 @@ const LIST_ENTRY: usize = 8;
 /// Bytes that a token adds to what a look-up drafter knows, with the room that it gives itself.
 const LOOK_UP_ENTRY: usize = 256;
 
+/// What a full attention layer asks for beyond its share where the context is long enough to be split into spans.
+const SPANS: usize = 8;
+
+/// Bytes of the partial results that it then holds for a thread, at most, whatever the context.
+const PARTIALS: usize = 2 << 20;
+
 /// Positions of a block of keys and values.
 const BLOCK_POSITIONS: usize = 256;
 
@@ -317,8 +323,11 @@ fn neither_context_nor_vocabulary_changes_how_often_a_token_asks() -> Result<()>
         };
         let few = usual(256, 10)?;
         assert!(few.is_some());
-        assert_eq!(usual(256, 3000)?, few, "context");
         assert_eq!(usual(8192, 10)?, few, "vocabulary");
+        assert_eq!(usual(256, 500)?, few, "context");
+        // From here on attention works span by span, with lists of spans.
+        let long = usual(256, 3000)?;
+        assert!(long <= few.map(|few| few + SPANS), "{long:?}, {few:?}");
         Ok(())
     })
 }
@@ -327,7 +336,7 @@ fn neither_context_nor_vocabulary_changes_how_often_a_token_asks() -> Result<()>
 fn no_request_is_larger_than_a_row_of_activations_or_a_block_of_a_cache() -> Result<()> {
     on_one_thread(|| {
         for subject in subjects()? {
-            for round in rounds(&subject.model, None, 0, 700, 300)? {
+            for round in rounds(&subject.model, None, 0, 400, 300)? {
                 let bound = match round.asked.live {
                     0 => subject.row_bytes(),
                     _ => subject.row_bytes().max(subject.largest_block()),
@@ -337,6 +346,9 @@ fn no_request_is_larger_than_a_row_of_activations_or_a_block_of_a_cache() -> Res
                     "{}: {round:?}, expected {bound}",
                     subject.name
                 );
+            }
+            for round in rounds(&subject.model, None, 0, 3000, 10)? {
+                assert!(round.asked.largest <= PARTIALS, "{}: {round:?}", subject.name);
             }
         }
         Ok(())
