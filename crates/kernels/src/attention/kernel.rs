@@ -24,9 +24,9 @@ pub(super) const SPAN: usize = 256;
 const QUERIES: usize = 64;
 
 /// Groups are split by spans if one of them has [`SPANS`], and they are fewer than so many a thread or of so few queries that
-/// memory decides.
+/// memory decides. Shorter contexts lie in a cache, and leave little to share out.
 const GROUPS_A_THREAD: usize = 3;
-const SPANS: usize = 4;
+const SPANS: usize = 8;
 
 /// Numbers that a thread's share of the partials of a wave may take, about.
 const PARTIALS: usize = 256 * 1024;
