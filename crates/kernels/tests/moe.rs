@@ -370,7 +370,7 @@ fn c060_what_does_not_fit_is_refused_by_name() {
         |i: usize| Mlp::new(Backend::Cpu, &[weights[i].0.clone()], &weights[i].1).expect("an expert");
     let found = SparseExperts::new(Backend::Cpu, good, vec![expert(0)]).expect_err("one of two");
     assert_eq!(found.to_string(), "experts: 1 experts were given, expected 2");
-    let other = Mlp::new(Backend::Cpu, &[numbers.tensor(&[8, 4])], &numbers.tensor(&[4, 4]));
+    let other = Mlp::new(Backend::Cpu, &[numbers.tensor(&[8, 4])], numbers.tensor(&[4, 4]));
     let given = vec![expert(0), other.expect("an expert")];
     let found = SparseExperts::new(Backend::Cpu, good, given).expect_err("one is wider");
     assert!(

@@ -76,24 +76,11 @@ impl<'a> Numbers<'a> {
         }
     }
 
-    pub(super) fn f32(self) -> Option<&'a [f32]> {
+    pub(super) fn len(self) -> usize {
         match self {
-            Self::F32(x) => Some(x),
-            _ => None,
-        }
-    }
-
-    pub(super) fn f16(self) -> Option<&'a [f16]> {
-        match self {
-            Self::F16(x) => Some(x),
-            _ => None,
-        }
-    }
-
-    pub(super) fn bf16(self) -> Option<&'a [bf16]> {
-        match self {
-            Self::Bf16(x) => Some(x),
-            _ => None,
+            Self::F32(x) => x.len(),
+            Self::F16(x) => x.len(),
+            Self::Bf16(x) => x.len(),
         }
     }
 }

@@ -2,15 +2,14 @@
 
 use std::ops::Range;
 
-use half::{bf16, f16};
-
 use crate::pool::{self, Shared};
-use crate::simd::{Line, Plain, Simd, WIDE};
+use crate::simd::{Line, Simd, WIDE};
 
-use super::format::{Groups, Numbers};
+use super::format::Groups;
 use super::kernel::{Matrix, Tile, STRIPS, TILE};
 use super::lines::Lines;
 use super::rows::{ByteRows, FloatRows, CHUNK};
+use super::scales::Scales;
 
 /// Lines of a strip's chunk.
 const fn lines_of(bits: usize) -> usize {
@@ -19,93 +18,6 @@ const fn lines_of(bits: usize) -> usize {
 
 /// Bytes between the weights in use and those asked for from memory.
 const AHEAD: usize = 4096;
-
-/// Scales, or biases: `[tile][group][strip][output of the strip]`.
-enum Scales {
-    F32(Vec<[f32; WIDE]>),
-    F16(Vec<[f16; WIDE]>),
-    Bf16(Vec<[bf16; WIDE]>),
-}
-
-impl Scales {
-    /// Those of several matrices, each `[outputs, groups]`, stacked. All are of one type, and there is one.
-    fn new(parts: &[Numbers<'_>], groups: usize) -> Self {
-        match parts[0] {
-            Numbers::F32(_) => Self::F32(tiled(groups, parts.iter().filter_map(|part| part.f32()))),
-            Numbers::F16(_) => Self::F16(tiled(groups, parts.iter().filter_map(|part| part.f16()))),
-            Numbers::Bf16(_) => Self::Bf16(tiled(groups, parts.iter().filter_map(|part| part.bf16()))),
-        }
-    }
-
-    /// Those of a tile's strips.
-    #[inline(always)]
-    fn load_both<S: Simd>(&self, s: S, at: usize) -> [S::W; STRIPS] {
-        match self {
-            Self::F32(x) => [s.wide_load(&x[at]), s.wide_load(&x[at + 1])],
-            Self::F16(x) => [s.wide_f16(&x[at]), s.wide_f16(&x[at + 1])],
-            Self::Bf16(x) => [s.wide_bf16(&x[at]), s.wide_bf16(&x[at + 1])],
-        }
-    }
-
-    fn get(&self, at: usize, lane: usize) -> f32 {
-        match self {
-            Self::F32(x) => x[at][lane],
-            Self::F16(x) => x[at][lane].to_f32(),
-            Self::Bf16(x) => x[at][lane].to_f32(),
-        }
-    }
-
-    fn bytes(&self) -> usize {
-        match self {
-            Self::F32(x) => size_of_val(x.as_slice()),
-            Self::F16(x) => size_of_val(x.as_slice()),
-            Self::Bf16(x) => size_of_val(x.as_slice()),
-        }
-    }
-
-    /// Those of some outputs.
-    fn select(&self, outputs: &[u32], groups: usize) -> Self {
-        match self {
-            Self::F32(x) => Self::F32(selected(x, outputs, groups)),
-            Self::F16(x) => Self::F16(selected(x, outputs, groups)),
-            Self::Bf16(x) => Self::Bf16(selected(x, outputs, groups)),
-        }
-    }
-}
-
-/// Where the number of an output and a group is: in which sixteen, and where in them.
-fn scale_place(output: usize, group: usize, groups: usize) -> (usize, usize) {
-    let strip = output % TILE / WIDE;
-    ((output / TILE * groups + group) * STRIPS + strip, output % WIDE)
-}
-
-fn tiled<'a, T: Plain + Default + 'a>(groups: usize, parts: impl Iterator<Item = &'a [T]>) -> Vec<[T; WIDE]> {
-    let mut to = Vec::new();
-    for (output, row) in parts.flat_map(|part| part.chunks_exact(groups)).enumerate() {
-        if output % TILE == 0 {
-            to.resize(to.len() + groups * STRIPS, [T::default(); WIDE]);
-        }
-        for (group, number) in row.iter().enumerate() {
-            let (at, lane) = scale_place(output, group, groups);
-            to[at][lane] = *number;
-        }
-    }
-    to
-}
-
-fn selected<T: Plain + Default>(from: &[[T; WIDE]], outputs: &[u32], groups: usize) -> Vec<[T; WIDE]> {
-    let rows: Vec<Vec<T>> = outputs
-        .iter()
-        .map(|output| {
-            let number = |group| {
-                let (at, lane) = scale_place(*output as usize, group, groups);
-                from[at][lane]
-            };
-            (0..groups).map(number).collect()
-        })
-        .collect();
-    tiled(groups, rows.iter().map(Vec::as_slice))
-}
 
 /// A weight matrix of `BITS` bits: `[tile][chunk][line][strip]`, zeros after the last output.
 ///
@@ -191,11 +103,11 @@ impl<const BITS: usize> Packed<BITS> {
         (0..self.in_features()).map(move |feature| {
             let (line, byte, shift) = place(BITS, output, feature);
             let q = (lines[line].0[byte] >> shift) & mask(BITS);
-            let at = self.scale_at(tile, feature / CHUNK) + output / WIDE;
+            let group = feature / CHUNK / self.per_group;
             let centred = f32::from(q) - f32::from(self.zero);
-            let scale = self.scales.get(at, output % WIDE);
+            let scale = self.scales.get(row, group);
             match &self.biases {
-                Some(biases) => scale.mul_add(centred, biases.get(at, output % WIDE)),
+                Some(biases) => scale.mul_add(centred, biases.get(row, group)),
                 None => scale * centred,
             }
         })
@@ -214,11 +126,10 @@ impl<const BITS: usize> Packed<BITS> {
                 lines[to / TILE * len + line].0[byte] |= q << shift;
             }
         }
-        let groups = self.chunks / self.per_group;
         Self {
             lines,
-            scales: self.scales.select(outputs, groups),
-            biases: self.biases.as_ref().map(|biases| biases.select(outputs, groups)),
+            scales: self.scales.select(outputs),
+            biases: self.biases.as_ref().map(|biases| biases.select(outputs)),
             out_features: outputs.len(),
             ..*self
         }
@@ -229,25 +140,19 @@ impl<const BITS: usize> Packed<BITS> {
     fn add_biases<S: Simd, const R: usize>(
         &self,
         s: S,
-        scale_at: usize,
+        (tile, chunk): (usize, usize),
         sums: &[f32; R],
         strips: Range<usize>,
         totals: &mut [Tile; R],
     ) {
         let Some(biases) = &self.biases else { return };
-        let biases = biases.load_both(s, scale_at);
+        let biases = biases.load(s, tile, chunk / self.per_group);
         for (totals, sum) in totals.iter_mut().zip(sums) {
             let sum = s.wide_splat(*sum);
             for (total, bias) in totals[strips.clone()].iter_mut().zip(&biases[strips.clone()]) {
                 s.wide_store(s.wide_fma(*bias, sum, s.wide_load(total)), total);
             }
         }
-    }
-
-    /// Where the scales of a tile's first strip are.
-    #[inline(always)]
-    fn scale_at(&self, tile: usize, chunk: usize) -> usize {
-        (tile * (self.chunks / self.per_group) + chunk / self.per_group) * STRIPS
     }
 
     /// Lines of a tile's chunk, its strips' interleaved.
@@ -347,16 +252,20 @@ impl<const BITS: usize> Full<'_, BITS> {
                     }
                 }
             }
-            let scale_at = self.0.scale_at(tile, chunk);
-            let scales = self.0.scales.load_both(s, scale_at);
+            let scales = self.0.scales.load(s, tile, chunk / self.0.per_group);
             for (totals, parts) in totals.iter_mut().zip(&parts) {
                 for (i, part) in parts.iter().enumerate() {
                     let total = &mut totals[first + i];
                     s.wide_store(s.wide_fma(scales[first + i], *part, s.wide_load(total)), total);
                 }
             }
-            self.0
-                .add_biases(s, scale_at, rows.sums(group, chunk), first..first + W, totals);
+            self.0.add_biases(
+                s,
+                (tile, chunk),
+                rows.sums(group, chunk),
+                first..first + W,
+                totals,
+            );
         }
     }
 }
@@ -397,8 +306,7 @@ impl<const BITS: usize> Matrix for Whole<'_, BITS> {
             } else {
                 s.dot_nibbles(lines, x.quads, x.starts)
             };
-            let scale_at = self.0.scale_at(tile, chunk);
-            let scales = self.0.scales.load_both(s, scale_at);
+            let scales = self.0.scales.load(s, tile, chunk / self.0.per_group);
             for ((totals, dots), d) in totals.iter_mut().zip(&dots).zip(x.scales) {
                 let d = s.wide_splat(*d);
                 for strip in 0..STRIPS {
@@ -407,7 +315,7 @@ impl<const BITS: usize> Matrix for Whole<'_, BITS> {
                     s.wide_store(sum, &mut totals[strip]);
                 }
             }
-            self.0.add_biases(s, scale_at, x.sums, 0..STRIPS, totals);
+            self.0.add_biases(s, (tile, chunk), x.sums, 0..STRIPS, totals);
         }
     }
 }

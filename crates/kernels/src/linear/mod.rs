@@ -8,6 +8,7 @@ mod lines;
 mod part;
 mod rounding;
 mod rows;
+mod scales;
 mod sink;
 
 use candle_core::{DType, Tensor};
