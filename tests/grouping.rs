@@ -8,8 +8,8 @@ use std::sync::Arc;
 use common::{bits, feed, folder_or_skip, load, seeded, text_ids, tiny, tiny_of, Result, Rng};
 use recant::candle::{DType, Tensor};
 use recant::core::{
-    largest, Cache, CacheOptions, Hidden, KvType, LanguageModel, Output, Readout, Rows, Segment, SegmentOutput,
-    Snapshot, Window,
+    largest, Cache, CacheOptions, Hidden, KvType, LanguageModel, Output, Readout, Rows, Segment,
+    SegmentOutput, Snapshot, Window,
 };
 use recant::{ActivationPrecision, GroupFormat, LoadOptions, Threads};
 use recant_weights::Source;

@@ -19,9 +19,6 @@ const ROUNDS: usize = 20_000;
 /// Lines whose bytes are multiplied, as many as sum up exactly. They stay in the first-level cache.
 const CACHED: usize = 64;
 
-/// Bytes between what is read and what is asked for from memory, as in linear layers.
-const AHEAD: usize = 4096;
-
 /// Jobs whose sharing is timed, and how long one of their tasks takes.
 const JOBS: usize = 2000;
 const TASK: Duration = Duration::from_micros(5);
@@ -114,7 +111,7 @@ impl Kernel for Read<'_> {
         let mut sums = [s.wide_splat(0.0); 4];
         for lines in self.0.as_chunks::<4>().0 {
             for (sum, line) in sums.iter_mut().zip(lines) {
-                s.prefetch(std::ptr::from_ref(line).wrapping_byte_add(AHEAD));
+                s.ask(std::slice::from_ref(line));
                 *sum = s.wide_add(*sum, s.wide_load(line.view()));
             }
         }

@@ -12,9 +12,6 @@ use super::kernel::{Matrix, Tile, BLOCK, STRIPS, TILE};
 use super::lines::Lines;
 use super::rows::FloatRows;
 
-/// Bytes between the weights in use and those asked for from memory.
-const AHEAD: usize = 4096;
-
 /// An element type of weights.
 pub(super) trait Element: WithDType + Plain + Sync {
     /// Lines of two features' weights for a strip.
@@ -231,9 +228,7 @@ fn sum<S: Simd, T: Element, const R: usize, const W: usize>(
         let mut weights = [[s.wide_splat(0.0); 2]; W];
         for (i, weights) in weights.iter_mut().enumerate() {
             let lines = &lines[(first + i) * T::LINES..(first + i + 1) * T::LINES];
-            for line in lines {
-                s.prefetch(std::ptr::from_ref(line).wrapping_byte_add(AHEAD));
-            }
+            s.ask(lines);
             *weights = T::widen(s, lines);
         }
         for (feature, x) in x.iter().enumerate() {

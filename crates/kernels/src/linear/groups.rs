@@ -16,9 +16,6 @@ const fn lines_of(bits: usize) -> usize {
     CHUNK * bits * WIDE / 8 / size_of::<Line>()
 }
 
-/// Bytes between the weights in use and those asked for from memory.
-const AHEAD: usize = 4096;
-
 /// A weight matrix of `BITS` bits: `[tile][chunk][line][strip]`, zeros after the last output.
 ///
 /// Of 8 bits, line `i` of a strip's chunk has for each output the features `4 i ..` of the chunk, side by side. Of 4 bits, it
@@ -235,9 +232,7 @@ impl<const BITS: usize> Full<'_, BITS> {
             let mut parts = [[s.wide_splat(0.0); W]; R];
             for (lines, x) in lines.chunks_exact(STRIPS).zip(x.chunks_exact(per_line)) {
                 let lines = &lines[first..first + W];
-                for line in lines {
-                    s.prefetch(std::ptr::from_ref(line).wrapping_byte_add(AHEAD));
-                }
+                s.ask(lines);
                 for (feature, x) in x.iter().enumerate() {
                     let shift = (feature % 4 * 8 + feature / 4 * 4) as i32;
                     let mut weights = [s.wide_splat(0.0); W];
@@ -297,9 +292,6 @@ impl<const BITS: usize> Matrix for Whole<'_, BITS> {
     ) {
         for chunk in features.start / CHUNK..features.end / CHUNK {
             let lines = self.0.chunk(tile, chunk);
-            for line in lines {
-                s.prefetch(std::ptr::from_ref(line).wrapping_byte_add(AHEAD));
-            }
             let x = rows.chunk::<R>(group, chunk);
             let dots = if BITS == 8 {
                 s.dot_bytes(lines, x.quads, x.starts)

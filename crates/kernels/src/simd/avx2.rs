@@ -157,6 +157,9 @@ impl Simd for Avx2 {
                     *sum = op!(_mm256_set1_epi32(*from));
                 }
                 for (lines, x) in lines.as_chunks::<2>().0.iter().zip(x) {
+                    if half == 0 {
+                        self.ask(std::slice::from_ref(&lines[strip]));
+                    }
                     op!({
                         let w = _mm256_xor_si256(halves(&lines[strip])[half], _mm256_set1_epi8(-128));
                         let size = _mm256_abs_epi8(w);
@@ -189,6 +192,9 @@ impl Simd for Avx2 {
                 // Eight pairs of products of at most 15 * 127 fit in 16 bits.
                 let mut pairs = [op!(_mm256_setzero_si256()); R];
                 for (lines, x) in lines.as_chunks::<2>().0.iter().zip(x.as_chunks::<2>().0) {
+                    if half == 0 {
+                        self.ask(std::slice::from_ref(&lines[strip]));
+                    }
                     op!({
                         let both = halves(&lines[strip])[half];
                         let mask = _mm256_set1_epi8(15);
