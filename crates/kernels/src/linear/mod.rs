@@ -71,8 +71,8 @@ impl From<&Self> for Weight {
 /// One weight matrix, or several stacked by output row, and a bias if there is one.
 ///
 /// On [`Backend::Cpu`] the weights are held once, in their own type and in the kernel's order; a row of the result does
-/// not depend on the rows beside it. Up to 12 rows with AVX-512, and 6 with AVX2, read the weights once from memory and
-/// once from the first-level cache; more read them from the cache once for each so many.
+/// not depend on the rows beside it. 48 rows read the weights from memory once, and 12 of them, or 6 without AVX-512, from the
+/// first-level cache.
 pub struct Linear {
     weights: Weights,
     bias: Option<Tensor>,

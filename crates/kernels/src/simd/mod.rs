@@ -1,4 +1,4 @@
-//! Eight f32 lanes, and sixteen for linear layers, behind one private interface, one file per instruction set.
+//! Eight f32 lanes, and sixteen, behind one private interface, one file per instruction set.
 //!
 //! `portable` is always built and is the oracle: every other set gives the same bits, since each operation here is one
 //! correctly rounded IEEE operation (or exact), and a fused multiply-add is fused everywhere.
@@ -26,7 +26,7 @@ pub(crate) use line::{Line, Plain};
 /// Lanes of a vector.
 pub(crate) const LANES: usize = 8;
 
-/// Lanes of a wide vector: a strip of a linear layer's outputs.
+/// Lanes of a wide vector, such as a strip of a linear layer's outputs.
 pub(crate) const WIDE: usize = 2 * LANES;
 
 /// Bytes between weights in use and those asked for from memory.
