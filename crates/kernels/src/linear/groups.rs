@@ -93,15 +93,18 @@ impl<const BITS: usize> Packed<BITS> {
         offset - i32::from(self.zero)
     }
 
+    /// The number of an output and a feature.
+    fn quant(&self, output: usize, feature: usize) -> u8 {
+        let (line, byte, shift) = place(BITS, output % TILE, feature);
+        let tile = output / TILE * self.chunks * STRIPS * Self::LINES;
+        (self.lines[tile + line].0[byte] >> shift) & mask(BITS)
+    }
+
     /// One output's weights: `scale * (q - zero) + bias`, rounded once where there is a bias.
     pub(super) fn row(&self, row: usize) -> impl Iterator<Item = f32> + '_ {
-        let (tile, output) = (row / TILE, row % TILE);
-        let lines = &self.lines[tile * self.chunks * STRIPS * Self::LINES..];
         (0..self.in_features()).map(move |feature| {
-            let (line, byte, shift) = place(BITS, output, feature);
-            let q = (lines[line].0[byte] >> shift) & mask(BITS);
             let group = feature / CHUNK / self.per_group;
-            let centred = f32::from(q) - f32::from(self.zero);
+            let centred = f32::from(self.quant(row, feature)) - f32::from(self.zero);
             let scale = self.scales.get(row, group);
             match &self.biases {
                 Some(biases) => scale.mul_add(centred, biases.get(row, group)),
@@ -115,12 +118,9 @@ impl<const BITS: usize> Packed<BITS> {
         let len = self.chunks * STRIPS * Self::LINES;
         let mut lines = Lines::new(outputs.len().div_ceil(TILE) * len);
         for (to, from) in outputs.iter().enumerate() {
-            let from = *from as usize;
             for feature in 0..self.in_features() {
-                let (line, byte, shift) = place(BITS, from % TILE, feature);
-                let q = (self.lines[from / TILE * len + line].0[byte] >> shift) & mask(BITS);
                 let (line, byte, shift) = place(BITS, to % TILE, feature);
-                lines[to / TILE * len + line].0[byte] |= q << shift;
+                lines[to / TILE * len + line].0[byte] |= self.quant(*from as usize, feature) << shift;
             }
         }
         Self {
