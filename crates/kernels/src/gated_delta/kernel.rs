@@ -7,7 +7,7 @@ use crate::simd::{self, Kernel, Simd, LANES, WIDE};
 use super::GatedDeltaShape;
 
 /// Wide vectors side by side in a tile of the state.
-const WIDTH: usize = 2;
+const WIDTH: usize = 4;
 
 /// State columns of a tile: with 128 rows it is 16 KB, and stays in the first-level cache for all tokens.
 const COLUMNS: usize = WIDTH * WIDE;
@@ -336,6 +336,11 @@ impl Head<'_> {
             keys[i] = &record.key[self.key_head * key_dim..][..key_dim];
             updates[i][..width].copy_from_slice(&record.update[self.head * value_dim + start..][..width]);
         }
+        let next = if start + width < value_dim {
+            COLUMNS
+        } else {
+            key_dim * value_dim - start
+        };
         for (i, tile) in self.tile.iter_mut().enumerate() {
             let at = (self.head * key_dim + i) * value_dim + start;
             if let Some(state) = from {
@@ -344,9 +349,9 @@ impl Head<'_> {
                     // SAFETY: one unit has this value head, and it writes a row of columns only after this reading.
                     State::Write(state) => unsafe { state.part(at..at + width) },
                 };
-                // The same row of the next tile: the machine does not guess it.
+                // The same row of the next tile, or of the next head's first: the machine does not guess it.
                 for line in 0..COLUMNS / 16 {
-                    s.prefetch(from.as_ptr().wrapping_add(COLUMNS + 16 * line));
+                    s.prefetch(from.as_ptr().wrapping_add(next + 16 * line));
                 }
                 match from.first_chunk() {
                     Some(from) => *tile = *from,

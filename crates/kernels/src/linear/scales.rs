@@ -83,7 +83,7 @@ impl Scales {
     #[inline(always)]
     pub(super) fn load<S: Simd>(&self, s: S, tile: usize, group: usize) -> [S::W; STRIPS] {
         let at = tile * self.groups + group;
-        let ask = |line: &Line| s.prefetch(std::ptr::from_ref(line).wrapping_add(AHEAD));
+        let ask = |line: &Line| s.prefetch_once(std::ptr::from_ref(line).wrapping_add(AHEAD));
         match self.kind {
             Kind::F32 => {
                 let [a, b] = [&self.lines[2 * at], &self.lines[2 * at + 1]];

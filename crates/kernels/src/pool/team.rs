@@ -56,14 +56,25 @@ impl Drop for Busy<'_> {
 #[derive(Clone, Copy)]
 struct Job {
     task: *const (dyn Fn(usize) + Sync),
-    tasks: usize,
+    /// Ranges that the tasks are cut into.
+    ranges: usize,
+}
+
+/// Neighbouring tasks, which mostly read memory one after the other: whoever comes first to a range goes through it from the
+/// front, and helps with the other ranges only after it.
+#[derive(Default)]
+struct Tasks {
+    next: AtomicUsize,
+    end: AtomicUsize,
 }
 
 /// What a leader shares with workers.
 struct Team {
     gate: Line<Gate>,
-    /// The next task.
-    next: Line<AtomicUsize>,
+    /// One range for each thread of the pool.
+    ranges: Box<[Line<Tasks>]>,
+    /// How many have come to this job.
+    came: Line<AtomicUsize>,
     /// Written by the leader while the gate is closed, read by those inside.
     job: UnsafeCell<Option<Job>>,
     /// The first panic of a worker in this job.
@@ -73,6 +84,7 @@ struct Team {
 }
 
 /// What threads write in turn, in a cache line (or two that are fetched together) of its own.
+#[derive(Default)]
 #[repr(align(128))]
 struct Line<T>(T);
 
@@ -86,10 +98,13 @@ impl Team {
     fn new() -> Arc<Self> {
         Arc::new(Self {
             gate: Line(Gate::new()),
-            next: Line(AtomicUsize::new(0)),
+            ranges: (0..rayon::current_num_threads())
+                .map(|_| Line::default())
+                .collect(),
+            came: Line::default(),
             job: UnsafeCell::new(None),
             panic: Mutex::new(None),
-            lent: Line(AtomicUsize::new(0)),
+            lent: Line::default(),
         })
     }
 
@@ -98,8 +113,13 @@ impl Team {
         let task: *const (dyn Fn(usize) + Sync + '_) = task;
         // SAFETY: only the lifetime changes. Nobody uses the pointer after `close`, which comes before this returns.
         let task: *const (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(task) };
-        let job = Job { task, tasks };
-        self.next.0.store(0, Ordering::Relaxed);
+        let ranges = self.ranges.len().min(helpers + 1);
+        for (i, range) in self.ranges[..ranges].iter().enumerate() {
+            range.0.next.store(tasks * i / ranges, Ordering::Relaxed);
+            range.0.end.store(tasks * (i + 1) / ranges, Ordering::Relaxed);
+        }
+        self.came.0.store(0, Ordering::Relaxed);
+        let job = Job { task, ranges };
         // SAFETY: the gate is closed and nobody is inside.
         unsafe { *self.job.get() = Some(job) };
         self.gate.0.open(helpers);
@@ -135,12 +155,17 @@ impl Team {
     unsafe fn drain(&self, job: Job) {
         // SAFETY: the job is not over, so its task lives.
         let task = unsafe { &*job.task };
-        loop {
-            let index = self.next.0.fetch_add(1, Ordering::Relaxed);
-            if index >= job.tasks {
-                break;
+        let ranges = &self.ranges[..job.ranges];
+        let (before, after) = ranges.split_at(self.came.0.fetch_add(1, Ordering::Relaxed) % job.ranges);
+        for Line(range) in after.iter().chain(before) {
+            let end = range.end.load(Ordering::Relaxed);
+            loop {
+                let index = range.next.fetch_add(1, Ordering::Relaxed);
+                if index >= end {
+                    break;
+                }
+                task(index);
             }
-            task(index);
         }
     }
 

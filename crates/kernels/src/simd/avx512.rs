@@ -170,9 +170,9 @@ impl Simd for Avx512 {
     fn dot_bytes<const R: usize>(self, lines: &[Line], x: &[[i32; R]], from: &[i32; R]) -> [[__m512; 2]; R] {
         let mut sums = starts(from);
         for (lines, x) in lines.as_chunks::<2>().0.iter().zip(x) {
-            self.ask(lines);
             let weights = [whole(&lines[0]), whole(&lines[1])];
             multiply(&mut sums, weights, x);
+            self.ask(lines);
         }
         floats(sums)
     }
@@ -186,7 +186,6 @@ impl Simd for Avx512 {
     ) -> [[__m512; 2]; R] {
         let mut sums = starts(from);
         for (lines, x) in lines.as_chunks::<2>().0.iter().zip(x.as_chunks::<2>().0) {
-            self.ask(lines);
             let [a, b] = [whole(&lines[0]), whole(&lines[1])];
             let mask = op!(_mm512_set1_epi8(15));
             let low = op!([_mm512_and_si512(a, mask), _mm512_and_si512(b, mask)]);
@@ -196,6 +195,7 @@ impl Simd for Avx512 {
             ]);
             multiply(&mut sums, low, &x[0]);
             multiply(&mut sums, high, &x[1]);
+            self.ask(lines);
         }
         floats(sums)
     }

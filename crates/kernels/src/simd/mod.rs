@@ -122,12 +122,19 @@ pub(crate) trait Simd: Copy {
         let _ = at;
     }
 
+    /// As [`prefetch`](Self::prefetch), where the line will be used now and not again soon: it is to leave the larger caches
+    /// alone.
+    #[inline(always)]
+    fn prefetch_once<T>(self, at: *const T) {
+        let _ = at;
+    }
+
     /// Asks for what follows some lines at a distance. Between the instructions that use them: many requests at once hold up
     /// the loads behind them, and took a quarter of the speed of memory.
     #[inline(always)]
     fn ask(self, lines: &[Line]) {
         for line in lines {
-            self.prefetch(std::ptr::from_ref(line).wrapping_byte_add(AHEAD));
+            self.prefetch_once(std::ptr::from_ref(line).wrapping_byte_add(AHEAD));
         }
     }
 

@@ -125,6 +125,11 @@ macro_rules! eight_lanes {
         fn prefetch<T>(self, at: *const T) {
             op!(_mm_prefetch::<_MM_HINT_T0>(at.cast()))
         }
+
+        #[inline(always)]
+        fn prefetch_once<T>(self, at: *const T) {
+            op!(_mm_prefetch::<_MM_HINT_NTA>(at.cast()))
+        }
     };
 }
 
