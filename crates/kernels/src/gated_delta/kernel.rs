@@ -1,5 +1,7 @@
 //! One key head of one segment, with its value heads.
 
+use std::ops::Range;
+
 use crate::pool::Shared;
 use crate::rows::RmsNorm;
 use crate::simd::{self, Kernel, Simd, LANES, WIDE};
@@ -9,7 +11,7 @@ use super::GatedDeltaShape;
 /// Wide vectors side by side in a tile of the state.
 const WIDTH: usize = 4;
 
-/// State columns of a tile: with 128 rows it is 16 KB, and stays in the first-level cache for all tokens.
+/// State columns of a tile: with 128 rows it is 32 KB, and stays in the first-level cache for all tokens.
 const COLUMNS: usize = WIDTH * WIDE;
 
 /// Records folded in one walk over a tile.
@@ -268,82 +270,89 @@ struct Head<'a> {
     tile: &'a mut [[f32; COLUMNS]],
 }
 
-impl Head<'_> {
+impl<'a> Head<'a> {
     /// Runs all tokens over the state columns `start..start + width`.
+    ///
+    /// One walk over the tile folds records and decays the result for the first token, and one walk a token adds its update
+    /// and decays for the next: what a token needs of the state before its update is known when the walk before it ends.
     #[inline(always)]
     fn columns<S: Simd>(&mut self, s: S, start: usize, width: usize) {
-        let shape = self.layer.shape;
-        let (key_dim, value_dim) = (shape.key_dim, shape.value_dim);
-        let recorded = self.segment.records.is_some();
-        let mut kept = self.segment.fold.chunks(GROUP).peekable();
-        let first = kept.next().unwrap_or_default();
-        // A state that is not recorded is written once all tokens are in it.
-        let keep = recorded && !first.is_empty();
-        self.pass(
-            s,
-            Some(self.segment.state),
-            first,
-            keep && kept.peek().is_none(),
-            start,
-            width,
-        );
-        while let Some(group) = kept.next() {
-            self.pass(s, None, group, keep && kept.peek().is_none(), start, width);
+        let Segment {
+            rows,
+            fold,
+            replay,
+            state,
+            records,
+            ..
+        } = self.segment;
+        let kept = fold.len().div_ceil(GROUP);
+        let passes = (kept + replay.len().div_ceil(GROUP)).max(1);
+        let mut groups = fold.chunks(GROUP).chain(replay.chunks(GROUP));
+        let mut kv = [s.wide_splat(0.0); WIDTH];
+        for pass in 1..=passes {
+            let last = pass == passes;
+            let pass = Pass {
+                from: (pass == 1).then_some(*state),
+                records: groups.next().unwrap_or_default(),
+                // A state that is not recorded is written once all tokens are in it.
+                keep: match records {
+                    Some(_) => pass == kept,
+                    None => last && *rows == 0,
+                },
+                next: if last { self.token(0) } else { None },
+            };
+            kv = self.pass(s, &pass, start, width);
         }
-        for group in self.segment.replay.chunks(GROUP) {
-            self.pass(s, None, group, false, start, width);
-        }
-        for row in 0..self.segment.rows {
+        for row in 0..*rows {
             let at = row * self.wide + start;
-            let (g, beta) = (self.decays[row], self.betas[row]);
-            let k = &self.k[row * key_dim..][..key_dim];
-            let q = &self.q[row * key_dim..][..key_dim];
-            let v = columns_at(self.v, at);
-            let mut u = [0.0; COLUMNS];
-            let mut o = [0.0; COLUMNS];
-            step(s, self.tile, Token { g, beta, k, q, v }, &mut u, &mut o);
-            self.o[at..at + COLUMNS].copy_from_slice(&o);
-            if let Some(records) = &self.segment.records {
-                let at = (row * shape.value_heads + self.head) * value_dim + start;
-                // SAFETY: one unit has these columns of this value head of this row.
-                unsafe { records.update.part(at..at + width) }.copy_from_slice(&u[..width]);
+            let beta = s.wide_splat(self.betas[row]);
+            let mut update = [0.0; COLUMNS];
+            let v = self.v[at..at + COLUMNS].as_chunks::<WIDE>().0;
+            for ((update, v), kv) in update.as_chunks_mut::<WIDE>().0.iter_mut().zip(v).zip(kv) {
+                s.wide_store(s.wide_mul(beta, s.wide_sub(s.wide_load(v), kv)), update);
             }
-        }
-        if let (State::Write(state), false) = (self.segment.state, recorded) {
-            self.write_back(state, start, width);
+            kv = self.advance(s, row, &update, start, width);
+            if let Some(records) = records {
+                let shape = self.layer.shape;
+                let at = (row * shape.value_heads + self.head) * shape.value_dim + start;
+                // SAFETY: one unit has these columns of this value head of this row.
+                let record = unsafe { records.update.part(at..at + width) };
+                record.copy_from_slice(&update[..width]);
+            }
         }
     }
 
-    /// Folds up to [`GROUP`] records into the tile in one walk over it: what is loaded from `from`, or else what the tile
-    /// holds, gets every record while it is in registers. `keep` writes the result to the state as well.
+    /// What a walk does for the token of a row after it, if there is one.
+    fn token(&self, row: usize) -> Option<Token<'a>> {
+        let key_dim = self.layer.shape.key_dim;
+        (row < self.segment.rows).then(|| Token {
+            decay: self.decays[row],
+            key: &self.k[row * key_dim..][..key_dim],
+        })
+    }
+
+    /// Folds up to [`GROUP`] records into the tile in one walk over it: each row gets all of them while it is in registers.
     #[inline(always)]
-    fn pass<S: Simd>(
-        &mut self,
-        s: S,
-        from: Option<State<'_>>,
-        records: &[Record<'_>],
-        keep: bool,
-        start: usize,
-        width: usize,
-    ) {
+    fn pass<S: Simd>(&mut self, s: S, pass: &Pass<'_>, start: usize, width: usize) -> [S::W; WIDTH] {
         let shape = self.layer.shape;
         let (key_dim, value_dim) = (shape.key_dim, shape.value_dim);
         let mut decays = [s.wide_splat(0.0); GROUP];
         let mut keys: [&[f32]; GROUP] = [&[]; GROUP];
         let mut updates = [[0.0; COLUMNS]; GROUP];
-        for (i, record) in records.iter().enumerate() {
+        for (i, record) in pass.records.iter().enumerate() {
             decays[i] = s.wide_splat(record.decay[self.head]);
             keys[i] = &record.key[self.key_head * key_dim..][..key_dim];
             updates[i][..width].copy_from_slice(&record.update[self.head * value_dim + start..][..width]);
         }
-        let next = if start + width < value_dim {
+        let following = if start + width < value_dim {
             COLUMNS
         } else {
             key_dim * value_dim - start
         };
+        let mut kv = [s.wide_splat(0.0); WIDTH];
         for (i, tile) in self.tile.iter_mut().enumerate() {
             let at = (self.head * key_dim + i) * value_dim + start;
-            if let Some(state) = from {
+            if let Some(state) = pass.from {
                 let from = match state {
                     State::Read(state) => &state[at..at + width],
                     // SAFETY: one unit has this value head, and it writes a row of columns only after this reading.
@@ -351,7 +360,7 @@ impl Head<'_> {
                 };
                 // The same row of the next tile, or of the next head's first: the machine does not guess it.
                 for line in 0..COLUMNS / 16 {
-                    s.prefetch(from.as_ptr().wrapping_add(next + 16 * line));
+                    s.prefetch(from.as_ptr().wrapping_add(following + 16 * line));
                 }
                 match from.first_chunk() {
                     Some(from) => *tile = *from,
@@ -361,36 +370,67 @@ impl Head<'_> {
                     }
                 }
             }
-            let (columns, _) = tile.as_chunks_mut::<WIDE>();
-            let mut x = [s.wide_splat(0.0); WIDTH];
-            for (x, columns) in x.iter_mut().zip(&*columns) {
-                *x = s.wide_load(columns);
-            }
-            for ((g, key), update) in decays.iter().zip(keys).zip(&updates).take(records.len()) {
+            let mut x = wide(s, tile);
+            for ((g, key), update) in decays.iter().zip(keys).zip(&updates).take(pass.records.len()) {
                 let k = s.wide_splat(key[i]);
                 for (x, u) in x.iter_mut().zip(update.as_chunks::<WIDE>().0) {
                     *x = s.wide_fma(k, s.wide_load(u), s.wide_mul(*g, *x));
                 }
             }
-            for (x, columns) in x.into_iter().zip(columns) {
-                s.wide_store(x, columns);
+            if pass.keep {
+                put(s, x, self.segment.state, at..at + width);
             }
-            if let (true, State::Write(state)) = (keep, self.segment.state) {
-                // SAFETY: one unit has these columns of this value head.
-                put(tile, unsafe { state.part(at..at + width) });
+            if let Some(token) = &pass.next {
+                token.meet(s, i, &mut x, &mut kv);
             }
+            store(s, x, tile);
         }
+        kv
     }
 
-    fn write_back(&self, state: &Shared<'_, f32>, start: usize, width: usize) {
+    /// Adds the update of a row's token to the tile, which is decayed for it, and takes its output.
+    #[inline(always)]
+    fn advance<S: Simd>(
+        &mut self,
+        s: S,
+        row: usize,
+        update: &[f32; COLUMNS],
+        start: usize,
+        width: usize,
+    ) -> [S::W; WIDTH] {
         let GatedDeltaShape {
             key_dim, value_dim, ..
         } = *self.layer.shape;
-        for (i, tile) in self.tile.iter().enumerate() {
-            let at = (self.head * key_dim + i) * value_dim + start;
-            // SAFETY: one unit has these columns of this value head.
-            put(tile, unsafe { state.part(at..at + width) });
+        let q = &self.q[row * key_dim..][..key_dim];
+        let k = &self.k[row * key_dim..][..key_dim];
+        let next = self.token(row + 1);
+        let keep = next.is_none() && self.segment.records.is_none();
+        let update = wide(s, update);
+        let mut out = [s.wide_splat(0.0); WIDTH];
+        let mut kv = [s.wide_splat(0.0); WIDTH];
+        for (i, ((tile, q), k)) in self.tile.iter_mut().zip(q).zip(k).enumerate() {
+            let (q, k) = (s.wide_splat(*q), s.wide_splat(*k));
+            let mut x = wide(s, tile);
+            for ((x, update), out) in x.iter_mut().zip(update).zip(&mut out) {
+                *x = s.wide_fma(k, update, *x);
+                *out = s.wide_fma(*x, q, *out);
+            }
+            if let Some(token) = &next {
+                token.meet(s, i, &mut x, &mut kv);
+                store(s, x, tile);
+            } else if keep {
+                let at = (self.head * key_dim + i) * value_dim + start;
+                put(s, x, self.segment.state, at..at + width);
+            }
         }
+        let at = row * self.wide + start;
+        for (out, o) in out
+            .into_iter()
+            .zip(self.o[at..at + COLUMNS].as_chunks_mut::<WIDE>().0)
+        {
+            s.wide_store(out, o);
+        }
+        kv
     }
 
     /// Norm and gate of all tokens' outputs.
@@ -418,66 +458,65 @@ impl Head<'_> {
     }
 }
 
-/// Writes the columns of a tile's row that the state has.
-#[inline(always)]
-fn put(row: &[f32; COLUMNS], to: &mut [f32]) {
-    match to.first_chunk_mut() {
-        Some(to) => *to = *row,
-        None => to.copy_from_slice(&row[..to.len()]),
-    }
+/// A walk that folds records.
+struct Pass<'a> {
+    /// Where the tile comes from, if it is not there yet.
+    from: Option<State<'a>>,
+    /// At most [`GROUP`].
+    records: &'a [Record<'a>],
+    /// Whether the result is written to the state as well.
+    keep: bool,
+    /// The token that comes after it.
+    next: Option<Token<'a>>,
 }
 
-fn columns_at(x: &[f32], at: usize) -> [f32; COLUMNS] {
-    let mut columns = [0.0; COLUMNS];
-    columns.copy_from_slice(&x[at..at + COLUMNS]);
-    columns
-}
-
-/// What one token brings to a tile.
+/// A token that the state decays for.
 struct Token<'a> {
-    g: f32,
-    beta: f32,
-    k: &'a [f32],
-    q: &'a [f32],
-    v: [f32; COLUMNS],
+    decay: f32,
+    /// `[key_dim]`
+    key: &'a [f32],
 }
 
-/// One token: decay, update, output. What it leaves in the tile, [`Head::pass`] leaves too, bit for bit: `S = k u^T + g S`, the
-/// product with g rounded first.
+impl Token<'_> {
+    /// Decays row `i` of a tile and adds what the key finds there.
+    #[inline(always)]
+    fn meet<S: Simd>(&self, s: S, i: usize, x: &mut [S::W; WIDTH], kv: &mut [S::W; WIDTH]) {
+        let (g, k) = (s.wide_splat(self.decay), s.wide_splat(self.key[i]));
+        for (x, kv) in x.iter_mut().zip(kv) {
+            *x = s.wide_mul(g, *x);
+            *kv = s.wide_fma(*x, k, *kv);
+        }
+    }
+}
+
 #[inline(always)]
-fn step<S: Simd>(
-    s: S,
-    tile: &mut [[f32; COLUMNS]],
-    token: Token<'_>,
-    u: &mut [f32; COLUMNS],
-    o: &mut [f32; COLUMNS],
-) {
-    let Token { g, beta, k, q, v } = token;
-    let (g, beta) = (s.wide_splat(g), s.wide_splat(beta));
-    let mut kv = [s.wide_splat(0.0); WIDTH];
-    for (row, k) in tile.iter().zip(k) {
-        let k = s.wide_splat(*k);
-        for (kv, x) in kv.iter_mut().zip(row.as_chunks::<WIDE>().0) {
-            *kv = s.wide_fma(s.wide_mul(g, s.wide_load(x)), k, *kv);
+fn wide<S: Simd>(s: S, row: &[f32; COLUMNS]) -> [S::W; WIDTH] {
+    let mut x = [s.wide_splat(0.0); WIDTH];
+    for (x, columns) in x.iter_mut().zip(row.as_chunks::<WIDE>().0) {
+        *x = s.wide_load(columns);
+    }
+    x
+}
+
+#[inline(always)]
+fn store<S: Simd>(s: S, x: [S::W; WIDTH], row: &mut [f32; COLUMNS]) {
+    for (x, columns) in x.into_iter().zip(row.as_chunks_mut::<WIDE>().0) {
+        s.wide_store(x, columns);
+    }
+}
+
+/// Writes the columns of a tile's row that a state has, if it is one to be written.
+#[inline(always)]
+fn put<S: Simd>(s: S, x: [S::W; WIDTH], state: State<'_>, at: Range<usize>) {
+    let State::Write(state) = state else { return };
+    // SAFETY: one unit has these columns of this value head.
+    let to = unsafe { state.part(at) };
+    match to.first_chunk_mut() {
+        Some(to) => store(s, x, to),
+        None => {
+            let mut row = [0.0; COLUMNS];
+            store(s, x, &mut row);
+            to.copy_from_slice(&row[..to.len()]);
         }
-    }
-    let mut update = [s.wide_splat(0.0); WIDTH];
-    let (v, _) = v.as_chunks::<WIDE>();
-    for (((update, kv), v), u) in update.iter_mut().zip(kv).zip(v).zip(u.as_chunks_mut::<WIDE>().0) {
-        *update = s.wide_mul(beta, s.wide_sub(s.wide_load(v), kv));
-        s.wide_store(*update, u);
-    }
-    let mut out = [s.wide_splat(0.0); WIDTH];
-    for ((row, k), q) in tile.iter_mut().zip(k).zip(q) {
-        let (k, q) = (s.wide_splat(*k), s.wide_splat(*q));
-        for ((out, update), x) in out.iter_mut().zip(update).zip(row.as_chunks_mut::<WIDE>().0) {
-            // Decayed a second time rather than stored in between: the bits are the same.
-            let new = s.wide_fma(k, update, s.wide_mul(g, s.wide_load(x)));
-            s.wide_store(new, x);
-            *out = s.wide_fma(new, q, *out);
-        }
-    }
-    for (out, o) in out.into_iter().zip(o.as_chunks_mut::<WIDE>().0) {
-        s.wide_store(out, o);
     }
 }
