@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use recant::candle::{DType, Tensor};
 use recant::core::{Cache, KvBlock, KvView};
-use recant_kernels::{attention, AttentionSegment, AttentionShape, Backend};
+use recant_kernels::{attention, AttentionSegment, AttentionShape, Backend, Reader};
 
 use crate::alternate::try_medians;
 use crate::delta;
@@ -34,8 +34,39 @@ const SHAPE: AttentionShape = AttentionShape {
 /// A kernel's time for one row, and the bytes that it must move.
 #[derive(Clone, Copy)]
 pub(crate) struct Kernel {
-    pub(crate) time: Duration,
-    pub(crate) bytes: usize,
+    time: Duration,
+    bytes: usize,
+    /// What reading 10^9 bytes took in turn with it.
+    reading: Duration,
+}
+
+impl Kernel {
+    /// The time that moving its bytes takes as fast as memory is read, as a share of its own.
+    pub(crate) fn share_of_limit(&self) -> f64 {
+        self.bytes as f64 / 1e9 * self.reading.as_secs_f64() / self.time.as_secs_f64()
+    }
+}
+
+/// The head, whose weights are so many bytes.
+pub(crate) fn linear(model: &Model, rounds: usize, bytes: usize) -> Result<Kernel> {
+    let reader = Reader::new();
+    let times = try_medians(2, rounds, |v| {
+        if v == 0 {
+            model.head()
+        } else {
+            Ok(reading(&reader))
+        }
+    })?;
+    Ok(Kernel {
+        time: times[0],
+        bytes,
+        reading: times[1],
+    })
+}
+
+/// The time in which 10^9 bytes are read.
+fn reading(reader: &Reader) -> Duration {
+    Duration::from_secs_f64(1.0 / reader.gb_s())
 }
 
 /// Kernels other than linear ones.
@@ -56,7 +87,11 @@ pub(crate) fn measure(model: &Model, rounds: usize) -> Result<Kernels> {
     let q = random("q", &[1, SHAPE.heads, SHAPE.head_dim])?;
     let gate = random("gate", &[1, SHAPE.heads * SHAPE.head_dim])?;
     let mut layers = delta::layers(LAYERS, 1);
-    let times = try_medians(CONTEXTS.len() + 1, rounds, |v| {
+    let reader = Reader::new();
+    let times = try_medians(CONTEXTS.len() + 2, rounds, |v| {
+        if v > CONTEXTS.len() {
+            return Ok(reading(&reader));
+        }
         model.head()?;
         let Some(view) = views.get(v) else {
             return Ok(delta::round(&mut layers, 1).passes);
@@ -72,20 +107,19 @@ pub(crate) fn measure(model: &Model, rounds: usize) -> Result<Kernels> {
     })?;
     let passes = folding_passes(model, rounds)?;
     let state: usize = layers.iter().map(|layer| layer.cache.footprint().live).sum();
+    let kernel = |time, bytes| Kernel {
+        time,
+        bytes,
+        reading: times[CONTEXTS.len() + 1],
+    };
     let keys_values = |context: usize| 2 * context * SHAPE.kv_heads * SHAPE.head_dim * size_of::<f32>();
     Ok(Kernels {
         attention: CONTEXTS
             .into_iter()
             .zip(&times)
-            .map(|(context, time)| {
-                let (time, bytes) = (*time, keys_values(context));
-                (context, Kernel { time, bytes })
-            })
+            .map(|(context, time)| (context, kernel(*time, keys_values(context))))
             .collect(),
-        gated_delta: times.last().map(|time| Kernel {
-            time: *time,
-            bytes: 2 * state,
-        }),
+        gated_delta: Some(kernel(times[CONTEXTS.len()], 2 * state)),
         folding: std::array::from_fn(|case| passes[case].as_secs_f64() - passes[0].as_secs_f64()),
     })
 }

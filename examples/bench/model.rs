@@ -1,5 +1,6 @@
 //! A model of random weights, and what is measured of it.
 
+use std::cmp::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,11 +9,13 @@ use recant::candle::{DType, Tensor};
 use recant::core::{Cache, CacheOptions, LanguageModel, Rows, Segment};
 use recant::generate::Decoder;
 use recant::{ActivationPrecision, Round};
+use recant_kernels::Reader;
 use recant_layers::HybridModel;
 use recant_testkit::{Draft, ScriptedDrafter};
 use recant_weights::Source;
 
 use crate::alternate::{ms, try_medians};
+use crate::kernels::{self, Kernel};
 use crate::seeded::{self, Seeded};
 use crate::width::Width;
 use crate::Effort;
@@ -43,6 +46,11 @@ pub(crate) struct Measured {
     pub(crate) width: Width,
     /// A step of one token.
     pub(crate) decode: Duration,
+    /// How fast memory was read between the steps, in 10^9 bytes a second.
+    pub(crate) read_gb_s: f64,
+    /// The share of a step that moving its bytes takes at the speed with which memory is read right before and after it,
+    /// whichever is higher.
+    pub(crate) share_of_limit: f64,
     /// What such a step moves.
     pub(crate) bytes: Bytes,
     /// A round of so many rows, all logits looked at, all drafts taken back.
@@ -54,9 +62,7 @@ pub(crate) struct Measured {
     /// Rounds of [`DRAFTS`] drafts, for each of [`ACCEPTED`].
     pub(crate) rounds: [Rounds; ACCEPTED.len()],
     /// The head alone, one row.
-    pub(crate) linear: Duration,
-    /// Bytes of the head.
-    pub(crate) linear_bytes: usize,
+    pub(crate) linear: Kernel,
 }
 
 /// Bytes that a step of one token moves.
@@ -112,9 +118,20 @@ impl Model {
     pub(crate) fn measure(&self, effort: &Effort, say: &dyn Fn(&str)) -> Result<Measured> {
         say("decoding");
         let mut decoder = self.decoder()?;
-        let steps = 1..=effort.decode;
-        let times = steps.map(|_| Ok(time(&decoder.round(0, usize::MAX, &[])?)));
-        let decode = median(times.collect::<Result<Vec<_>>>()?);
+        let reader = Reader::new();
+        let (mut times, mut speeds) = (Vec::new(), vec![reader.gb_s()]);
+        for _ in 0..effort.decode {
+            times.push(time(&decoder.round(0, usize::MAX, &[])?));
+            speeds.push(reader.gb_s());
+        }
+        drop(reader);
+        let bytes = self.bytes(&decoder);
+        let shares = times.iter().zip(speeds.windows(2)).map(|(time, speeds)| {
+            let speed = speeds[0].max(speeds[1]);
+            bytes.total() as f64 / (speed * 1e9) / time.as_secs_f64()
+        });
+        let share_of_limit = median(shares.collect(), f64::total_cmp);
+        let decode = median(times, Duration::cmp);
         let text = decoder.tokens().to_vec();
         say("checking several tokens");
         let verify = self.verify(&text, effort.verify)?;
@@ -122,17 +139,18 @@ impl Model {
         let prefill = self.prefill(effort.prompts, effort.prefill)?;
         say("taking tokens back");
         let rounds = self.rounds(&text, effort.rollback)?;
-        let linear = try_medians(1, effort.kernels, |_| self.head())?;
+        let linear = kernels::linear(self, effort.kernels, self.width.bytes(self.counted.head))?;
         Ok(Measured {
             width: self.width,
             decode,
-            bytes: self.bytes(&decoder),
+            read_gb_s: median(speeds, f64::total_cmp),
+            share_of_limit,
+            bytes,
             verify,
             prefill,
             multiply_adds: self.counted.weights - self.counted.head,
             rounds,
-            linear: linear[0],
-            linear_bytes: self.width.bytes(self.counted.head),
+            linear,
         })
     }
 
@@ -228,8 +246,8 @@ impl Model {
         let mut cases = bookkeeping.into_iter().zip(whole);
         let rounds = ACCEPTED.map(|_| cases.next().unwrap_or_default());
         Ok(rounds.map(|(bookkeeping, whole)| Rounds {
-            bookkeeping: median(bookkeeping).as_secs_f64(),
-            whole: median(whole).as_secs_f64(),
+            bookkeeping: median(bookkeeping, Duration::cmp).as_secs_f64(),
+            whole: median(whole, Duration::cmp).as_secs_f64(),
         }))
     }
 }
@@ -246,9 +264,9 @@ fn time(round: &Round) -> Duration {
     round.time.verify + round.time.sample + round.time.rollback
 }
 
-fn median(mut times: Vec<Duration>) -> Duration {
-    times.sort_unstable();
-    times.get(times.len() / 2).copied().unwrap_or_default()
+fn median<T: Copy + Default>(mut values: Vec<T>, order: fn(&T, &T) -> Ordering) -> T {
+    values.sort_unstable_by(order);
+    values.get(values.len() / 2).copied().unwrap_or_default()
 }
 
 /// Random weights, and how many there are.

@@ -7,7 +7,7 @@ use recant_kernels::Limits;
 use serde_json::{json, Map, Value};
 
 use crate::alternate::ms;
-use crate::kernels::{Kernel, Kernels};
+use crate::kernels::Kernels;
 use crate::model::{millis, Measured, ACCEPTED};
 use crate::perplexity::Perplexity;
 use crate::width::Width;
@@ -37,15 +37,6 @@ impl Report {
         limits.f32_gflops = limits.f32_gflops.max(again.f32_gflops);
         limits.int8_gops = limits.int8_gops.max(again.int8_gops);
         limits.share_us = limits.share_us.min(again.share_us);
-    }
-
-    /// The time that reading so many bytes takes at least, as a share of `time`.
-    fn of_reading(&self, bytes: usize, time: Duration) -> f64 {
-        bytes as f64 / (self.limits.read_gb_s * 1e9) / time.as_secs_f64()
-    }
-
-    fn of_kernel(&self, kernel: Kernel) -> f64 {
-        self.of_reading(kernel.bytes, kernel.time)
     }
 
     /// The time that a prompt's multiply-adds in linear layers take at least, as a share of what it took.
@@ -94,7 +85,8 @@ impl Report {
             },
             "decode": by_width(&|width| json!({
                 "tokens_per_s": 1.0 / width.decode.as_secs_f64(),
-                "share_of_limit": self.of_reading(width.bytes.total(), width.decode),
+                "share_of_limit": width.share_of_limit,
+                "read_gb_s": width.read_gb_s,
                 "ms": ms(width.decode),
                 "bytes": {
                     "weights": width.bytes.weights,
@@ -111,9 +103,9 @@ impl Report {
             )),
             "rollback": rollback,
             "kernels": {
-                "linear": by_width(&|width| json!(self.of_reading(width.linear_bytes, width.linear))),
-                "attention": object(attention.map(|(context, kernel)| (context, self.of_kernel(*kernel)))),
-                "gated_delta": self.kernels.gated_delta.map(|kernel| self.of_kernel(kernel)),
+                "linear": by_width(&|width| json!(width.linear.share_of_limit())),
+                "attention": object(attention.map(|(context, kernel)| (context, kernel.share_of_limit()))),
+                "gated_delta": self.kernels.gated_delta.map(|kernel| kernel.share_of_limit()),
                 "share_us": limits.share_us,
             },
             "perplexity": object(self.perplexity.iter().map(|found| {
@@ -136,21 +128,24 @@ impl Report {
         println!("  multiply and add bytes    {:>8.0} Gop/s", limits.int8_gops);
 
         heading("decoding: a step of one token, its choice included");
-        println!("  width  tokens/s       ms  weights MB  state MB  KV MB  share of the limit, %");
+        println!(
+            "  width  tokens/s       ms  weights MB  state MB  KV MB  memory GB/s  share of the limit, %"
+        );
         for width in &self.widths {
             let mb = |bytes: usize| bytes as f64 / 1e6;
             println!(
-                "  {:<5}  {:>8.1}  {:>7.2}  {:>10.1}  {:>8.1}  {:>5.1}  {:>21.1}",
+                "  {:<5}  {:>8.1}  {:>7.2}  {:>10.1}  {:>8.1}  {:>5.1}  {:>11.1}  {:>21.1}",
                 width.width.name(),
                 1.0 / width.decode.as_secs_f64(),
                 ms(width.decode),
                 mb(width.bytes.weights),
                 mb(width.bytes.state),
                 mb(width.bytes.keys_values),
-                100.0 * self.of_reading(width.bytes.total(), width.decode),
+                width.read_gb_s,
+                100.0 * width.share_of_limit,
             );
         }
-        println!("  The limit: weights and KV read once, state read and written once, all as fast as memory is read.");
+        println!("  The limit: weights and KV read once, state read and written once, all as fast as memory is read between the steps.");
 
         heading("checking T tokens in one call, drafts taken back: ms (times one row)");
         for width in &self.widths {
@@ -206,19 +201,19 @@ impl Report {
 
         heading("kernels for one row, nothing cached: % of the speed at which memory is read");
         for width in &self.widths {
-            let share = 100.0 * self.of_reading(width.linear_bytes, width.linear);
+            let share = 100.0 * width.linear.share_of_limit();
             println!("  linear, {:<5}               {share:>6.0}", width.width.name());
         }
         for (context, kernel) in &self.kernels.attention {
             println!(
                 "  attention, {context:>6} tokens    {:>6.0}",
-                100.0 * self.of_kernel(*kernel)
+                100.0 * kernel.share_of_limit()
             );
         }
         if let Some(kernel) = self.kernels.gated_delta {
             println!(
                 "  gated delta, read + written {:>6.0}",
-                100.0 * self.of_kernel(kernel)
+                100.0 * kernel.share_of_limit()
             );
         }
         println!("  sharing a job among threads takes {:.1} us", limits.share_us);

@@ -50,7 +50,7 @@ mod tensors;
 pub use attention::{attention, attention_inputs, AttentionInputs, AttentionSegment, AttentionShape};
 pub use error::{Error, Result};
 pub use gated_delta::{DeltaAdvance, DeltaOutput, DeltaSegment, GatedDelta, GatedDeltaShape};
-pub use limits::{limits, Limits};
+pub use limits::{limits, Limits, Reader};
 pub use linear::{ActivationPrecision, GroupFormat, GroupWeights, Linear, Weight};
 pub use mlp::Mlp;
 pub use moe::{add_gated, route, MoeShape, Routes, SparseExperts};

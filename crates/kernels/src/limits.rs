@@ -62,7 +62,7 @@ fn measure(isa: Isa, lines: usize, rounds: usize) -> Limits {
     Limits {
         instructions: isa.name(),
         threads: rayon::current_num_threads(),
-        read_gb_s: read(isa, lines),
+        read_gb_s: Reader::of(isa, lines).best(),
         f32_gflops: multiply_floats::<6>(isa, rounds).max(multiply_floats::<12>(isa, rounds)),
         int8_gops: multiply_bytes::<6>(isa, rounds).max(multiply_bytes::<12>(isa, rounds)),
         share_us: share(),
@@ -84,22 +84,50 @@ fn tasks() -> usize {
     8 * rayon::current_num_threads()
 }
 
-fn read(isa: Isa, count: usize) -> f64 {
-    let mut memory = Lines::new(count);
-    let tasks = count.div_ceil(READ_TASK);
-    let part = |task: usize| task * READ_TASK..count.min((task + 1) * READ_TASK);
-    let shared = Shared::new(&mut memory);
-    // Memory that was never written is one page of zeros, which stays in the cache.
-    pool::for_each(tasks, count * WIDE, &|task| {
-        // SAFETY: one task a part, and parts do not overlap.
-        for line in unsafe { shared.part(part(task)) } {
-            *line.view_mut::<f32, WIDE>() = [1.0; WIDE];
-        }
-    });
-    let memory: &[Line] = &memory;
-    best(size_of_val(memory), tasks, &|task| {
-        simd::run(isa, Read(&memory[part(task)]));
-    })
+/// Half a gigabyte that is read from end to end, again and again: how fast memory is at this moment.
+///
+/// On a machine with other users that changes from second to second, so what is to be a share of it is measured in turn with it.
+pub struct Reader {
+    isa: Isa,
+    memory: Lines,
+}
+
+impl Reader {
+    /// Memory to read, with the instructions and the kind of pages that kernels use.
+    #[expect(
+        clippy::new_without_default,
+        reason = "half a gigabyte is nothing that a default takes"
+    )]
+    pub fn new() -> Self {
+        Self::of(simd::isa(), MEMORY / size_of::<Line>())
+    }
+
+    fn of(isa: Isa, count: usize) -> Self {
+        let mut memory = Lines::new(count);
+        let shared = Shared::new(&mut memory);
+        // Memory that was never written is one page of zeros, which stays in the cache.
+        pool::for_each(count.div_ceil(READ_TASK), count * WIDE, &|task| {
+            // SAFETY: one task a part, and parts do not overlap.
+            for line in unsafe { shared.part(task * READ_TASK..count.min((task + 1) * READ_TASK)) } {
+                *line.view_mut::<f32, WIDE>() = [1.0; WIDE];
+            }
+        });
+        Self { isa, memory }
+    }
+
+    /// Reads all of it once, with all threads of the current rayon pool: 10^9 bytes a second.
+    pub fn gb_s(&self) -> f64 {
+        let parts: Vec<&[Line]> = self.memory.chunks(READ_TASK).collect();
+        let start = Instant::now();
+        pool::for_each(parts.len(), usize::MAX / 2, &|task| {
+            simd::run(self.isa, Read(parts[task]));
+        });
+        size_of_val::<[Line]>(&self.memory) as f64 / start.elapsed().as_secs_f64() / 1e9
+    }
+
+    fn best(&self) -> f64 {
+        (0..TRIES).map(|_| self.gb_s()).fold(0.0, f64::max)
+    }
 }
 
 /// Sums up numbers.
