@@ -34,8 +34,15 @@ fn pair() -> (PathBuf, PathBuf) {
     }
 }
 
-/// Prompts of [`PROMPT`] tokens.
-fn prompts(target: &Loaded) -> Vec<Vec<u32>> {
+/// Whether most lines of a text end as lines of code do.
+fn is_code(text: &str) -> bool {
+    let lines = || text.lines().map(str::trim_end).filter(|line| !line.is_empty());
+    let code = lines().filter(|line| line.ends_with([';', '{', '}', ',', '(', ')', ':']));
+    2 * code.count() > lines().count()
+}
+
+/// Prompts of [`PROMPT`] tokens, from texts that are wanted.
+fn prompts(target: &Loaded, wanted: fn(&str) -> bool) -> Vec<Vec<u32>> {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/models/heldout.jsonl");
     let texts: Vec<String> = match std::fs::read_to_string(file) {
         Ok(lines) => lines
@@ -49,6 +56,7 @@ fn prompts(target: &Loaded) -> Vec<Vec<u32>> {
     };
     texts
         .iter()
+        .filter(|text| wanted(text))
         .take(ALL)
         .map(|text| {
             let mut ids = target.text().encode(text).expect("ids");
@@ -81,7 +89,8 @@ fn speculate(criterion: &mut Criterion) {
     let threads = Threads::new(2).expect("threads");
     let plain = || target.session().threads(&threads);
     let model = || plain().draft(&draft);
-    let all = prompts(&target);
+    let all = prompts(&target, |_| true);
+    let code = prompts(&target, is_code);
     let heldout = &all[..TEXTS.min(all.len())];
     let repeating: Vec<Vec<u32>> = heldout
         .iter()
@@ -92,6 +101,8 @@ fn speculate(criterion: &mut Criterion) {
     let few = || DraftVocabulary::first(2048);
     let rows: Vec<Row<'_>> = vec![
         ("draft model, 4, 20 texts", model().draft_tokens(4), &all),
+        ("draft model, 4, code", model().draft_tokens(4), &code),
+        ("head, 3, code", head().draft_tokens(3), &code),
         ("draft model, 1", model().draft_tokens(1), heldout),
         ("draft model, 2", model().draft_tokens(2), heldout),
         ("draft model, 3", model().draft_tokens(3), heldout),
@@ -133,6 +144,8 @@ fn speculate(criterion: &mut Criterion) {
         compare(name, &mut slow, &mut session.build().expect("a session"), prompts);
     }
 
+    demo(&threads);
+
     let mut group = criterion.benchmark_group("speculate");
     group.sample_size(10).measurement_time(Duration::from_secs(3));
     for (name, session) in [("depth 0", plain()), ("depth 4", model().draft_tokens(4))] {
@@ -146,6 +159,24 @@ fn speculate(criterion: &mut Criterion) {
         });
     }
     group.finish();
+}
+
+/// The demo target with its own head, which look at so few tokens that both stay in the processor's cache.
+fn demo(threads: &Threads) {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/models/demo-target");
+    let demo = recant::load(demo).expect("the demo target");
+    let plain = || demo.session().threads(threads);
+    let all = prompts(&demo, |_| true);
+    let few = || DraftVocabulary::first(2048);
+    for (name, depth) in [
+        ("demo, head of 2,048, 1", 1),
+        ("demo, head of 2,048, 2", 2),
+        ("demo, head of 2,048, 3", 3),
+    ] {
+        let session = plain().mtp().draft_vocabulary(few()).draft_tokens(depth);
+        let mut slow = plain().draft_tokens(0).build().expect("a session");
+        compare(name, &mut slow, &mut session.build().expect("a session"), &all);
+    }
 }
 
 /// Runs both on each prompt, checks that they write the same, and prints a row.
