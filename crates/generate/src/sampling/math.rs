@@ -1,0 +1,65 @@
+//! Loops over whole rows, in forms that become vector code.
+
+const LANES: usize = 16;
+
+/// Below this `exp` gives 0: the least normal number is not far.
+const LEAST: f32 = -87.0;
+
+/// The exponential of a number that is not above 0, to a relative 2e-7. Numbers below -87, and NaN, give 0.
+///
+/// Without calls or branches, unlike `f32::exp`, and the same on every machine.
+#[inline(always)]
+pub(super) fn exp(x: f32) -> f32 {
+    /// Adding it rounds to a whole number and leaves that in the low bits.
+    const ROUND: f32 = 12_582_912.0;
+    const LN2_HIGH: f32 = 0.693_359_4;
+    const LN2_LOW: f32 = -2.121_944_4e-4;
+    let inside = if x > LEAST { x } else { LEAST };
+    let shifted = inside * std::f32::consts::LOG2_E + ROUND;
+    let whole = shifted - ROUND;
+    let r = inside - whole * LN2_HIGH - whole * LN2_LOW;
+    let mut sum = 1.0 / 720.0;
+    for term in [1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
+        sum = sum * r + term;
+    }
+    let power = f32::from_bits((shifted.to_bits() << 23).wrapping_add(1.0f32.to_bits()));
+    if x >= LEAST {
+        sum * power
+    } else {
+        0.0
+    }
+}
+
+/// The largest number; minus infinity if there is none.
+pub(super) fn largest(row: &[f32]) -> f32 {
+    let greater = |a: f32, b: f32| if b > a { b } else { a };
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let mut chunks = row.chunks_exact(LANES);
+    for chunk in &mut chunks {
+        for (lane, x) in lanes.iter_mut().zip(chunk) {
+            *lane = greater(*lane, *x);
+        }
+    }
+    let rest = chunks.remainder().iter().copied();
+    lanes.into_iter().chain(rest).fold(f32::NEG_INFINITY, greater)
+}
+
+/// The sum of `f` over a row, in f64.
+#[inline(always)]
+pub(super) fn sum(row: &[f32], f: impl Fn(f32) -> f32) -> f64 {
+    let mut lanes = [0.0f64; LANES];
+    let mut chunks = row.chunks_exact(LANES);
+    for chunk in &mut chunks {
+        for (lane, x) in lanes.iter_mut().zip(chunk) {
+            *lane += f64::from(f(*x));
+        }
+    }
+    let rest: f64 = chunks.remainder().iter().map(|x| f64::from(f(*x))).sum();
+    lanes.into_iter().sum::<f64>() + rest
+}
+
+/// Whether any number of a row is greater than `least`, without a branch for each.
+#[inline(always)]
+pub(super) fn any_above(row: &[f32], least: f32) -> bool {
+    row.iter().fold(false, |any, x| any | (*x > least))
+}

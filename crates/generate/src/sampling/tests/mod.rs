@@ -1,0 +1,1 @@
+//! Rules and filters, held against what they promise.
