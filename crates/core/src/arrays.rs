@@ -300,7 +300,7 @@ impl RecurrentCache for ArraysCache {
 /// every snapshot would copy that too.
 ///
 /// Off the CPU the size of the storage is not known, so a view that starts where its storage does passes for whole.
-fn owned(array: Tensor) -> Result<Tensor> {
+pub(crate) fn owned(array: Tensor) -> Result<Tensor> {
     let whole = {
         let (storage, layout) = array.storage_and_layout();
         let elements = match &*storage {

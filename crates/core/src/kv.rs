@@ -80,7 +80,7 @@ impl Cache for KvCache {
             return Ok(snapshot);
         }
         let (keys, values) = self.blocks.copy(0, self.len())?;
-        Ok(snapshot.with_array(KEYS, keys).with_array(VALUES, values))
+        Ok(snapshot.with_rows(KEYS, keys).with_rows(VALUES, values))
     }
 
     fn fits(&self, from: &Snapshot) -> Result<()> {

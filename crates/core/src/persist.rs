@@ -5,6 +5,11 @@
 //! Metadata: `format` = `recant-cache`, `version`, `model` (the fingerprint), `layers`, and for each layer
 //! `layers.{i}.kind`, `layers.{i}.len` and `layers.{i}.setting.{name}`; `digest` covers all of it and every tensor's
 //! name, type, shape and bytes. The digest guards against damage and careless editing, not against forgery.
+//!
+//! Not in every file: `layers.{i}.rows.{array}` = `tokens` for an array that has one row for each token;
+//! `layers.{i}.start`, the first token that rows are held of, if it is not 0; `note.{name}`; and in `beside` the number of
+//! snapshots that another one, [`CacheFile::beside`], and its parts are, in the order in which a part follows what it is a part
+//! of, with the fields and tensors of a layer each, named `beside.{j}.`, and its number of parts in `beside.{j}.parts`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -20,6 +25,17 @@ const FORMAT: &str = "recant-cache";
 const VERSION: &str = "1";
 const TOKENS: &str = "token_ids";
 const DIGEST: &str = "digest";
+const BESIDE: &str = "beside";
+const NOTE: &str = "note.";
+const STACK: &str = "stack";
+/// What `rows.{array}` says.
+const BY_TOKEN: &str = "tokens";
+/// Deepest nesting of snapshots that a file may hold.
+const MAX_DEPTH: usize = 8;
+
+type Parsed<T> = std::result::Result<T, String>;
+type Fields = BTreeMap<String, String>;
+type Tensors = BTreeMap<String, Tensor>;
 
 /// Writes `stack` and the tokens it holds to `path`. A file that was there is replaced only once the new one is whole.
 ///
@@ -27,51 +43,17 @@ const DIGEST: &str = "digest";
 /// `tokens` is not as long as the stack; the stack cannot give a snapshot, or a layer's has parts of its own; the file
 /// cannot be written.
 pub fn save(path: impl AsRef<Path>, stack: &CacheStack, tokens: &[u32]) -> Result<()> {
-    let path = path.as_ref();
     if tokens.len() != stack.len() {
         return Err(Error::mismatch("token ids to save", stack.len(), tokens.len()));
     }
-    let snapshot = stack.snapshot()?;
-    let mut meta: BTreeMap<String, String> = BTreeMap::new();
-    meta.insert("format".into(), FORMAT.into());
-    meta.insert("version".into(), VERSION.into());
-    meta.insert("model".into(), stack.layout().fingerprint.clone());
-    meta.insert("layers".into(), snapshot.parts().len().to_string());
-    let mut tensors: BTreeMap<String, Tensor> = BTreeMap::new();
-    tensors.insert(TOKENS.into(), Tensor::new(tokens, &Device::Cpu)?);
-    for (index, part) in snapshot.parts().iter().enumerate() {
-        if !part.parts().is_empty() {
-            return Err(Error::mismatch(
-                "snapshot to save",
-                "arrays alone, which is what the format holds",
-                format!("{} snapshots inside that of layer {index}", part.parts().len()),
-            )
-            .in_layer(index, part.kind()));
-        }
-        meta.insert(format!("layers.{index}.kind"), part.kind().to_owned());
-        meta.insert(format!("layers.{index}.len"), part.len().to_string());
-        for (name, value) in part.settings() {
-            meta.insert(format!("layers.{index}.setting.{name}"), value.to_string());
-        }
-        for (name, array) in part.arrays() {
-            tensors.insert(format!("layers.{index}.{name}"), array.to_device(&Device::Cpu)?);
-        }
-    }
-    let mut digest = Digest::of_metadata(&meta);
-    for (name, tensor) in &tensors {
-        digest.tensor(name, tensor.dtype(), tensor.dims(), &bytes_of(tensor));
-    }
-    meta.insert(DIGEST.into(), digest.hex());
-
-    let partial = partial_path(path);
-    let header: HashMap<String, String> = meta.into_iter().collect();
-    safetensors::serialize_to_file(tensors.iter(), Some(header), &partial)
-        .map_err(|e| e.to_string())
-        .and_then(|()| std::fs::rename(&partial, path).map_err(|e| e.to_string()))
-        .map_err(|reason| {
-            let _ = std::fs::remove_file(&partial);
-            file_error(path, format!("cannot be written: {reason}"))
-        })
+    let file = CacheFile {
+        model: stack.layout().fingerprint.clone(),
+        tokens: tokens.to_vec(),
+        caches: stack.snapshot()?,
+        beside: None,
+        notes: Fields::new(),
+    };
+    file.write(path)
 }
 
 /// Reads what [`save`] wrote into `stack`, and gives the token ids it holds.
@@ -81,43 +63,180 @@ pub fn save(path: impl AsRef<Path>, stack: &CacheStack, tokens: &[u32]) -> Resul
 /// The stack is then unchanged.
 pub fn load(path: impl AsRef<Path>, stack: &mut CacheStack) -> Result<Vec<u32>> {
     let path = path.as_ref();
-    let bytes = std::fs::read(path).map_err(|e| file_error(path, format!("cannot be read: {e}")))?;
-    let (tokens, snapshot) =
-        parse(&bytes, &stack.layout().fingerprint).map_err(|reason| file_error(path, reason))?;
-    stack.fits(&snapshot).map_err(|e| {
+    let file = CacheFile::read(path)?;
+    expect("model", &file.model, &stack.layout().fingerprint).map_err(|reason| file_error(path, reason))?;
+    stack.fits(&file.caches).map_err(|e| {
         file_error(
             path,
             format!("does not fit the caches it is to be loaded into: {e}"),
         )
     })?;
-    stack.load(&snapshot)?;
-    Ok(tokens)
+    stack.load(&file.caches)?;
+    Ok(file.tokens)
 }
 
-fn parse(bytes: &[u8], fingerprint: &str) -> std::result::Result<(Vec<u32>, Snapshot), String> {
+/// What a cache file holds.
+#[derive(Debug, Clone)]
+pub struct CacheFile {
+    /// The fingerprint of the model.
+    pub model: String,
+    /// The tokens, from the first of the text on, also where `caches` holds no rows of some.
+    pub tokens: Vec<u32>,
+    /// The snapshot of a stack, or a piece of one.
+    pub caches: Snapshot,
+    /// A snapshot of something else that belongs to the same text.
+    pub beside: Option<Snapshot>,
+    /// Whatever else is to be found again.
+    pub notes: BTreeMap<String, String>,
+}
+
+impl CacheFile {
+    /// A name for the file: 32 hexadecimal digits made of everything but the bytes of the snapshots' arrays. Two files of one
+    /// name hold the same, as far as the model keeps its law.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write) says of what is to be written.
+    pub fn name(&self) -> Result<String> {
+        let (meta, tensors) = self.encode()?;
+        let mut digest = Digest::of_metadata(&meta);
+        for (name, tensor) in &tensors {
+            digest.tensor(name, tensor.dtype(), tensor.dims(), &[]);
+        }
+        for token in &self.tokens {
+            digest.word(u64::from(*token));
+        }
+        Ok(digest.hex())
+    }
+
+    /// Writes the file. One that was there is replaced only once the new one is whole.
+    ///
+    /// # Errors
+    /// The number of tokens is not that of `caches`, which is not a stack's, or has layers with parts of their own; the file
+    /// cannot be written.
+    pub fn write(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        let (mut meta, mut tensors) = self.encode()?;
+        let mut digest = Digest::of_metadata(&meta);
+        for (name, tensor) in &mut tensors {
+            *tensor = tensor.to_device(&Device::Cpu)?;
+            digest.tensor(name, tensor.dtype(), tensor.dims(), &bytes_of(tensor));
+        }
+        meta.insert(DIGEST.into(), digest.hex());
+
+        let partial = partial_path(path);
+        let header: HashMap<String, String> = meta.into_iter().collect();
+        safetensors::serialize_to_file(tensors.iter(), Some(header), &partial)
+            .map_err(|e| e.to_string())
+            .and_then(|()| std::fs::rename(&partial, path).map_err(|e| e.to_string()))
+            .map_err(|reason| {
+                let _ = std::fs::remove_file(&partial);
+                file_error(path, format!("cannot be written: {reason}"))
+            })
+    }
+
+    /// Reads a file. Arrays come to lie in the memory of the CPU.
+    ///
+    /// # Errors
+    /// The file is absent, truncated, edited, or of another format or version.
+    pub fn read(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let bytes = std::fs::read(path).map_err(|e| file_error(path, format!("cannot be read: {e}")))?;
+        parse(&bytes).map_err(|reason| file_error(path, reason))
+    }
+
+    fn encode(&self) -> Result<(Fields, Tensors)> {
+        self.caches.expect_kind(STACK)?;
+        if self.tokens.len() != self.caches.len() {
+            return Err(Error::mismatch(
+                "token ids to save",
+                self.caches.len(),
+                self.tokens.len(),
+            ));
+        }
+        let layers = self.caches.parts();
+        let mut meta = Fields::new();
+        meta.insert("format".into(), FORMAT.into());
+        meta.insert("version".into(), VERSION.into());
+        meta.insert("model".into(), self.model.clone());
+        meta.insert("layers".into(), layers.len().to_string());
+        let mut tensors = Tensors::new();
+        tensors.insert(TOKENS.into(), Tensor::new(self.tokens.as_slice(), &Device::Cpu)?);
+        for (index, part) in layers.iter().enumerate() {
+            if !part.parts().is_empty() {
+                return Err(Error::mismatch(
+                    "snapshot to save",
+                    "arrays alone, which is what the format holds",
+                    format!("{} snapshots inside that of layer {index}", part.parts().len()),
+                )
+                .in_layer(index, part.kind()));
+            }
+            describe(&format!("layers.{index}."), part, &mut meta, &mut tensors);
+        }
+        if let Some(beside) = &self.beside {
+            let mut all = Vec::new();
+            flatten(beside, 1, &mut all)?;
+            meta.insert(BESIDE.into(), all.len().to_string());
+            for (index, snapshot) in all.into_iter().enumerate() {
+                let prefix = format!("{BESIDE}.{index}.");
+                meta.insert(format!("{prefix}parts"), snapshot.parts().len().to_string());
+                describe(&prefix, snapshot, &mut meta, &mut tensors);
+            }
+        }
+        for (name, value) in &self.notes {
+            meta.insert(format!("{NOTE}{name}"), value.clone());
+        }
+        Ok((meta, tensors))
+    }
+}
+
+/// A snapshot and its parts, each before its own parts.
+fn flatten<'a>(snapshot: &'a Snapshot, depth: usize, all: &mut Vec<&'a Snapshot>) -> Result<()> {
+    if depth > MAX_DEPTH {
+        return Err(Error::mismatch(
+            "snapshot to save",
+            format!("parts at most {MAX_DEPTH} deep"),
+            "deeper ones",
+        ));
+    }
+    all.push(snapshot);
+    let mut parts = snapshot.parts().iter();
+    parts.try_for_each(|part| flatten(part, depth + 1, all))
+}
+
+/// Adds the fields and tensors of one snapshot without its parts.
+fn describe(prefix: &str, snapshot: &Snapshot, meta: &mut Fields, tensors: &mut Tensors) {
+    meta.insert(format!("{prefix}kind"), snapshot.kind().to_owned());
+    meta.insert(format!("{prefix}len"), snapshot.len().to_string());
+    if snapshot.start() > 0 {
+        meta.insert(format!("{prefix}start"), snapshot.start().to_string());
+    }
+    for (name, value) in snapshot.settings() {
+        meta.insert(format!("{prefix}setting.{name}"), value.to_string());
+    }
+    for name in snapshot.row_names() {
+        meta.insert(format!("{prefix}rows.{name}"), BY_TOKEN.to_owned());
+    }
+    for (name, array) in snapshot.arrays() {
+        tensors.insert(format!("{prefix}{name}"), array.clone());
+    }
+}
+
+fn parse(bytes: &[u8]) -> Parsed<CacheFile> {
     let broken = |e: safetensors::SafeTensorError| format!("is truncated or no safetensors file: {e}");
     let (_, header) = SafeTensors::read_metadata(bytes).map_err(broken)?;
     let file = SafeTensors::deserialize(bytes).map_err(broken)?;
-    let meta: BTreeMap<String, String> = header
-        .metadata()
-        .clone()
-        .unwrap_or_default()
-        .into_iter()
-        .collect();
-    let field = |name: &str| {
-        meta.get(name)
-            .map(String::as_str)
-            .ok_or_else(|| format!("lacks the metadata field `{name}`: it is no cache file of this library"))
-    };
-    let number = |name: &str| -> std::result::Result<usize, String> {
-        let text = field(name)?;
-        text.parse()
-            .map_err(|_| format!("has `{text}` in the metadata field `{name}`, where a number is expected"))
-    };
-    expect("format", field("format")?, FORMAT)?;
-    expect("version", field("version")?, VERSION)?;
+    let meta = Meta(
+        header
+            .metadata()
+            .clone()
+            .unwrap_or_default()
+            .into_iter()
+            .collect(),
+    );
+    expect("format", meta.field("format")?, FORMAT)?;
+    expect("version", meta.field("version")?, VERSION)?;
 
-    let mut covered = meta.clone();
+    let mut covered = meta.0.clone();
     covered.remove(DIGEST);
     let mut digest = Digest::of_metadata(&covered);
     let mut views = Vec::new();
@@ -130,12 +249,11 @@ fn parse(bytes: &[u8], fingerprint: &str) -> std::result::Result<(Vec<u32>, Snap
         digest.tensor(name, dtype, view.shape(), view.data());
         views.push((name, dtype, view));
     }
-    if digest.hex() != field(DIGEST)? {
+    if digest.hex() != meta.field(DIGEST)? {
         return Err("was changed after it was written: its digest does not match".to_owned());
     }
-    expect("model", field("model")?, fingerprint)?;
 
-    let mut tensors: BTreeMap<String, Tensor> = BTreeMap::new();
+    let mut tensors = Tensors::new();
     for (name, dtype, view) in views {
         // An empty array may claim any other dimensions; strides are made of them all the same.
         let mut dims = view.shape().iter().map(|dim| (*dim).max(1));
@@ -151,31 +269,139 @@ fn parse(bytes: &[u8], fingerprint: &str) -> std::result::Result<(Vec<u32>, Snap
         .remove(TOKENS)
         .and_then(|t| t.to_vec1::<u32>().ok())
         .ok_or_else(|| format!("lacks the one-dimensional U32 tensor `{TOKENS}`"))?;
-    // Each layer has a metadata field of its own, so a count beyond the metadata is refused at the first one missing.
-    let mut parts = Vec::new();
-    for index in 0..number("layers")? {
-        let len = number(&format!("layers.{index}.len"))?;
-        if len != tokens.len() {
+    Ok(CacheFile {
+        model: meta.field("model")?.to_owned(),
+        caches: meta.stack(tokens.len(), &tensors)?,
+        beside: meta.beside(&tensors)?,
+        notes: meta
+            .under(NOTE)
+            .map(|(name, value)| (name.to_owned(), value.clone()))
+            .collect(),
+        tokens,
+    })
+}
+
+/// The metadata of a file.
+struct Meta(Fields);
+
+impl Meta {
+    fn field(&self, name: &str) -> Parsed<&str> {
+        let value = self.0.get(name).map(String::as_str);
+        value.ok_or_else(|| format!("lacks the metadata field `{name}`: it is no cache file of this library"))
+    }
+
+    fn number(&self, name: &str) -> Parsed<usize> {
+        let text = self.field(name)?;
+        text.parse()
+            .map_err(|_| format!("has `{text}` in the metadata field `{name}`, where a number is expected"))
+    }
+
+    fn under<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (&'a str, &'a String)> {
+        under(&self.0, prefix)
+    }
+
+    fn stack(&self, tokens: usize, tensors: &Tensors) -> Parsed<Snapshot> {
+        // Each layer has metadata fields of its own, so a count beyond the metadata is refused at the first one missing.
+        let mut parts: Vec<Snapshot> = Vec::new();
+        for index in 0..self.number("layers")? {
+            let prefix = format!("layers.{index}.");
+            let len = self.number(&format!("{prefix}len"))?;
+            if len != tokens {
+                return Err(format!(
+                    "has {tokens} token ids, but layer {index} holds {len} tokens"
+                ));
+            }
+            let part = self.snapshot(&prefix, tensors)?;
+            let start = parts.first().map_or(part.start(), Snapshot::start);
+            if part.start() != start {
+                return Err(format!(
+                    "has rows from token {} on in layer {index}, but from {start} on in layer 0",
+                    part.start()
+                ));
+            }
+            parts.push(part);
+        }
+        let start = parts.first().map_or(0, Snapshot::start);
+        Ok(Snapshot::new(STACK, tokens).starting_at(start).with_parts(parts))
+    }
+
+    fn beside(&self, tensors: &Tensors) -> Parsed<Option<Snapshot>> {
+        if !self.0.contains_key(BESIDE) {
+            return Ok(None);
+        }
+        let count = self.number(BESIDE)?;
+        let mut listed = Vec::new();
+        for index in 0..count {
+            let prefix = format!("{BESIDE}.{index}.");
+            let parts = self.number(&format!("{prefix}parts"))?;
+            listed.push((parts, self.snapshot(&prefix, tensors)?));
+        }
+        // From the last to the first, a snapshot's parts are the newest of those that have found no owner yet.
+        let mut free: Vec<(usize, Snapshot)> = Vec::new();
+        for (parts, snapshot) in listed.into_iter().rev() {
+            let at = free.len().checked_sub(parts);
+            let own = free.split_off(at.ok_or_else(|| format!("lacks parts of `{BESIDE}`"))?);
+            let depth = 1 + own.iter().map(|(depth, _)| *depth).max().unwrap_or(0);
+            if depth > MAX_DEPTH {
+                return Err(format!(
+                    "has parts in parts more than {MAX_DEPTH} deep in `{BESIDE}`"
+                ));
+            }
+            let own = own.into_iter().rev().map(|(_, part)| part).collect();
+            free.push((depth, snapshot.with_parts(own)));
+        }
+        match (free.pop(), free.is_empty()) {
+            (Some((_, snapshot)), true) => Ok(Some(snapshot)),
+            _ => Err(format!(
+                "has not one snapshot in `{BESIDE}`, of which all others are parts"
+            )),
+        }
+    }
+
+    /// What [`describe`] described.
+    fn snapshot(&self, prefix: &str, tensors: &Tensors) -> Parsed<Snapshot> {
+        let name = |field: &str| format!("{prefix}{field}");
+        let len = self.number(&name("len"))?;
+        let start = match self.0.contains_key(&name("start")) {
+            true => self.number(&name("start"))?,
+            false => 0,
+        };
+        if start > len {
             return Err(format!(
-                "has {} token ids, but layer {index} holds {len} tokens",
-                tokens.len()
+                "has rows from token {start} on in `{prefix}start`, but {len} tokens"
             ));
         }
-        let mut part = Snapshot::new(field(&format!("layers.{index}.kind"))?, len);
-        let settings = format!("layers.{index}.setting.");
-        for name in meta.keys().filter_map(|k| k.strip_prefix(&settings)) {
-            part = part.with_setting(name, number(&format!("{settings}{name}"))?);
+        let mut snapshot = Snapshot::new(self.field(&name("kind"))?, len).starting_at(start);
+        let settings = name("setting.");
+        for (setting, _) in self.under(&settings) {
+            snapshot = snapshot.with_setting(setting, self.number(&format!("{settings}{setting}"))?);
         }
-        let arrays = format!("layers.{index}.");
-        for (name, tensor) in &tensors {
-            if let Some(name) = name.strip_prefix(&arrays) {
-                part = part.with_array(name, tensor.clone());
+        let rows = name("rows.");
+        for (array, by) in self.under(&rows) {
+            expect(&format!("rows of `{prefix}{array}` by"), by, BY_TOKEN)?;
+            let tensor = tensors.get(&name(array));
+            if tensor.and_then(|t| t.dims().first()) != Some(&(len - start)) {
+                return Err(format!(
+                    "has {:?} in `{prefix}{array}`, where a row for each of {} tokens is expected",
+                    tensor.map(Tensor::dims),
+                    len - start
+                ));
             }
         }
-        parts.push(part);
+        for (array, tensor) in under(tensors, prefix) {
+            snapshot = match self.0.contains_key(&format!("{rows}{array}")) {
+                true => snapshot.with_rows(array, tensor.clone()),
+                false => snapshot.with_array(array, tensor.clone()),
+            };
+        }
+        Ok(snapshot)
     }
-    let snapshot = Snapshot::new("stack", tokens.len()).with_parts(parts);
-    Ok((tokens, snapshot))
+}
+
+/// The entries whose names begin with `prefix`, without it.
+fn under<'a, T>(map: &'a BTreeMap<String, T>, prefix: &'a str) -> impl Iterator<Item = (&'a str, &'a T)> {
+    map.range::<str, _>((std::ops::Bound::Included(prefix), std::ops::Bound::Unbounded))
+        .map_while(move |(name, value)| Some((name.strip_prefix(prefix)?, value)))
 }
 
 fn expect(what: &str, found: &str, expected: &str) -> std::result::Result<(), String> {
