@@ -6,7 +6,7 @@
 //! `layers.{i}.kind`, `layers.{i}.len` and `layers.{i}.setting.{name}`; `digest` covers all of it and every tensor's
 //! name, type, shape and bytes. The digest guards against damage and careless editing, not against forgery.
 //!
-//! Not in every file: `layers.{i}.rows.{array}` = `tokens` for an array that has one row for each token;
+//! Not in every file: `layers.{i}.rows.{array}` = `tokens` for an array that has one row for each token; `start` and
 //! `layers.{i}.start`, the first token that rows are held of, if it is not 0; `note.{name}`; and in `beside` the number of
 //! snapshots that another one, [`CacheFile::beside`], and its parts are, in the order in which a part follows what it is a part
 //! of, with the fields and tensors of a layer each, named `beside.{j}.`, and its number of parts in `beside.{j}.parts`.
@@ -26,6 +26,7 @@ const VERSION: &str = "1";
 const TOKENS: &str = "token_ids";
 const DIGEST: &str = "digest";
 const BESIDE: &str = "beside";
+const START: &str = "start";
 const NOTE: &str = "note.";
 const STACK: &str = "stack";
 /// What `rows.{array}` says.
@@ -159,6 +160,9 @@ impl CacheFile {
         meta.insert("version".into(), VERSION.into());
         meta.insert("model".into(), self.model.clone());
         meta.insert("layers".into(), layers.len().to_string());
+        if self.caches.start() > 0 {
+            meta.insert(START.into(), self.caches.start().to_string());
+        }
         let mut tensors = Tensors::new();
         tensors.insert(TOKENS.into(), Tensor::new(self.tokens.as_slice(), &Device::Cpu)?);
         for (index, part) in layers.iter().enumerate() {
@@ -208,7 +212,7 @@ fn describe(prefix: &str, snapshot: &Snapshot, meta: &mut Fields, tensors: &mut 
     meta.insert(format!("{prefix}kind"), snapshot.kind().to_owned());
     meta.insert(format!("{prefix}len"), snapshot.len().to_string());
     if snapshot.start() > 0 {
-        meta.insert(format!("{prefix}start"), snapshot.start().to_string());
+        meta.insert(format!("{prefix}{START}"), snapshot.start().to_string());
     }
     for (name, value) in snapshot.settings() {
         meta.insert(format!("{prefix}setting.{name}"), value.to_string());
@@ -301,8 +305,9 @@ impl Meta {
     }
 
     fn stack(&self, tokens: usize, tensors: &Tensors) -> Parsed<Snapshot> {
-        // Each layer has metadata fields of its own, so a count beyond the metadata is refused at the first one missing.
+        let start = self.start("", tokens)?;
         let mut parts: Vec<Snapshot> = Vec::new();
+        // Each layer has metadata fields of its own, so a count beyond the metadata is refused at the first one missing.
         for index in 0..self.number("layers")? {
             let prefix = format!("layers.{index}.");
             let len = self.number(&format!("{prefix}len"))?;
@@ -312,17 +317,30 @@ impl Meta {
                 ));
             }
             let part = self.snapshot(&prefix, tensors)?;
-            let start = parts.first().map_or(part.start(), Snapshot::start);
             if part.start() != start {
                 return Err(format!(
-                    "has rows from token {} on in layer {index}, but from {start} on in layer 0",
+                    "has rows from token {} on in layer {index}, where they begin at token {start}",
                     part.start()
                 ));
             }
             parts.push(part);
         }
-        let start = parts.first().map_or(0, Snapshot::start);
         Ok(Snapshot::new(STACK, tokens).starting_at(start).with_parts(parts))
+    }
+
+    /// The first of `len` tokens that rows are held of.
+    fn start(&self, prefix: &str, len: usize) -> Parsed<usize> {
+        let name = format!("{prefix}{START}");
+        let start = match self.0.contains_key(&name) {
+            true => self.number(&name)?,
+            false => 0,
+        };
+        match start <= len {
+            true => Ok(start),
+            false => Err(format!(
+                "has rows from token {start} on in `{name}`, but {len} tokens"
+            )),
+        }
     }
 
     fn beside(&self, tensors: &Tensors) -> Parsed<Option<Snapshot>> {
@@ -362,15 +380,7 @@ impl Meta {
     fn snapshot(&self, prefix: &str, tensors: &Tensors) -> Parsed<Snapshot> {
         let name = |field: &str| format!("{prefix}{field}");
         let len = self.number(&name("len"))?;
-        let start = match self.0.contains_key(&name("start")) {
-            true => self.number(&name("start"))?,
-            false => 0,
-        };
-        if start > len {
-            return Err(format!(
-                "has rows from token {start} on in `{prefix}start`, but {len} tokens"
-            ));
-        }
+        let start = self.start(prefix, len)?;
         let mut snapshot = Snapshot::new(self.field(&name("kind"))?, len).starting_at(start);
         let settings = name("setting.");
         for (setting, _) in self.under(&settings) {

@@ -318,6 +318,12 @@ fn a_piece_of_a_snapshot_and_what_is_beside_it_come_back_as_they_were() -> Resul
         (&file.model, &file.tokens, &file.notes)
     );
     assert_eq!(read.name()?, file.name()?);
+    let bare = CacheFile {
+        caches: Snapshot::new(STACK, 3).rows(2..3)?,
+        ..file.clone()
+    };
+    bare.write(&path)?;
+    assert_eq!(CacheFile::read(&path)?.caches.start(), 2);
     // It lacks rows, so no cache takes it.
     let mut whole = self::stack()?;
     let refused = load(&path, &mut whole);
@@ -354,6 +360,12 @@ fn wrong_fields_of_pieces_and_of_what_is_beside_are_refused_by_name() -> Result<
     for (field, value, says) in [
         ("layers.0.start", "2", "a row for each of 1 tokens is expected"),
         ("layers.0.start", "4", "has rows from token 4 on"),
+        ("start", "4", "has rows from token 4 on in `start`, but 3 tokens"),
+        (
+            "start",
+            "2",
+            "has rows from token 1 on in layer 0, where they begin at token 2",
+        ),
         (
             "layers.0.start",
             "18446744073709551616",

@@ -3,7 +3,7 @@
 //! A file of rows holds those of one node, and an entry's file what belongs to its last token alone, so that neither is
 //! written again when the other one changes. Names are made of what a file holds.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
@@ -12,14 +12,20 @@ use recant_core::persist::CacheFile;
 use recant_core::Snapshot;
 
 use super::tree::{Exported, Held, Key};
-use super::{DrafterState, PromptStore, StoredState};
+use super::{Apart, PromptStore};
 use crate::{Error, Result};
 
 const SUFFIX: &str = ".prompt.safetensors";
 /// What the names of files that were not finished end with.
 const PARTIAL: &str = ".partial";
+/// Names of notes: the tree; whether a file holds rows or an entry; of drafters, how many tokens they were told beyond those
+/// they hold, and which.
 const TREE: &str = "tree";
+const HOLDS: &str = "holds";
 const AHEAD: &str = "ahead";
+const TOLD: &str = "told";
+const ENTRY: &str = "entry";
+const ROWS: &str = "rows";
 
 impl PromptStore {
     /// Writes all entries to a folder, which is made if it is absent, and gives the number of files written. Files that are
@@ -70,136 +76,218 @@ impl PromptStore {
     /// The folder cannot be read, or a file is damaged or of another version, or rows that an entry needs are in none; the error
     /// names the file, and nothing is stored. Removing the file, or saving to the folder, mends it.
     pub fn load(&self, folder: impl AsRef<Path>) -> Result<usize> {
-        let folder = folder.as_ref();
-        let mut rows = Vec::new();
-        let mut entries = Vec::new();
-        for path in listed(folder)? {
-            if !path.as_os_str().to_string_lossy().ends_with(SUFFIX) {
-                continue;
-            }
-            let file = CacheFile::read(&path)?;
-            match file.caches.start() < file.tokens.len() {
-                true => rows.push(file),
-                false => entries.push((path, file)),
+        let mut pieces = Vec::new();
+        for path in listed(folder.as_ref())? {
+            if path.as_os_str().to_string_lossy().ends_with(SUFFIX) {
+                pieces.push(Piece::read(path)?);
             }
         }
-        rows.sort_by_key(|file| file.tokens.len());
-        entries.sort_by_key(|(_, file)| file.tokens.len());
+        pieces.sort_by_key(|piece| piece.text.len());
+        let (entries, rows) = pieces.into_iter().partition(|piece| piece.entry);
         let chains = chains(rows);
-        let mut ready = Vec::with_capacity(entries.len());
-        for (path, file) in entries {
-            let entry = Ready::new(&path, file, &chains)?;
+        let mut ready = Vec::new();
+        for piece in entries {
+            let entry = Ready::new(piece, &chains)?;
             // That its pieces go together is found out before anything is stored.
-            entry.state(&path)?;
-            ready.push((path, entry));
+            entry.join()?;
+            ready.push(entry);
         }
         let mut stored = 0;
-        for (path, entry) in ready {
-            let state = entry.state(&path)?;
-            stored += usize::from(self.insert(&entry.model, &entry.tokens, state, false)?);
+        for entry in ready {
+            stored += usize::from(entry.store(self)?);
         }
         Ok(stored)
     }
 }
 
-/// An entry that was read, and the rows it needs.
-struct Ready {
+/// What a file holds.
+struct Piece {
+    path: PathBuf,
     model: String,
-    tokens: Vec<u32>,
-    pieces: Vec<Arc<Snapshot>>,
-    drafter: Option<DrafterState>,
+    tree: String,
+    /// As in [`Key`].
+    ahead: Option<usize>,
+    text: Vec<u32>,
+    caches: Snapshot,
+    beside: Option<Snapshot>,
+    entry: bool,
 }
 
-/// The rows of all tokens of a text, by model, tree and text.
-type Chains = HashMap<(String, String, Vec<u32>), Vec<Arc<Snapshot>>>;
+/// Names a text in a tree.
+type Place = (String, String, Vec<u32>);
 
-/// Puts pieces of rows behind each other. The files are in order of their number of tokens.
-fn chains(files: Vec<CacheFile>) -> Chains {
+impl Piece {
+    fn read(path: PathBuf) -> Result<Self> {
+        let file = CacheFile::read(&path)?;
+        let note = |name| {
+            let value: Option<&String> = file.notes.get(name);
+            value.ok_or_else(|| {
+                error(
+                    &path,
+                    format!("lacks the note `{name}`: it is no file of a store"),
+                )
+            })
+        };
+        let tree = note(TREE)?.clone();
+        let entry = match note(HOLDS)?.as_str() {
+            ENTRY => true,
+            ROWS => false,
+            other => {
+                return Err(error(
+                    &path,
+                    format!("holds `{other}`, where `{ENTRY}` or `{ROWS}` is expected"),
+                ))
+            }
+        };
+        let number = |text: &str| {
+            let reason = || {
+                error(
+                    &path,
+                    format!("has `{text}` in a note, where a number is expected"),
+                )
+            };
+            text.parse::<u32>().map_err(|_| reason())
+        };
+        let ahead = match file.notes.get(AHEAD) {
+            Some(ahead) => Some(number(ahead)? as usize),
+            None => None,
+        };
+        let told = file.notes.get(TOLD).map(String::as_str).unwrap_or_default();
+        let told: Vec<u32> = told.split_whitespace().map(number).collect::<Result<_>>()?;
+        let text = [file.tokens, told].concat();
+        let whole = text.len() - file.caches.len() == ahead.unwrap_or(0);
+        if text.is_empty() || entry && (!whole || file.caches.start() != file.caches.len()) {
+            let reason = format!(
+                "has {} tokens for {:?}",
+                text.len(),
+                file.caches.start()..file.caches.len()
+            );
+            return Err(error(&path, reason));
+        }
+        Ok(Self {
+            path,
+            model: file.model,
+            tree,
+            ahead,
+            text,
+            caches: file.caches,
+            beside: file.beside,
+            entry,
+        })
+    }
+
+    fn place(&self, tokens: usize) -> Place {
+        (
+            self.model.clone(),
+            self.tree.clone(),
+            self.text[..tokens].to_vec(),
+        )
+    }
+}
+
+/// The rows of all tokens of a text.
+type Chains = HashMap<Place, Vec<Arc<Snapshot>>>;
+
+/// Puts pieces of rows behind each other. They come in order of their number of tokens.
+fn chains(pieces: Vec<Piece>) -> Chains {
     let mut chains = Chains::new();
-    for file in files {
-        let place = |tokens: &[u32]| (file.model.clone(), tree_of(&file), tokens.to_vec());
-        let start = file.caches.start();
-        let before = match start {
+    for piece in pieces {
+        let before = match piece.caches.start() {
             0 => Some(Vec::new()),
-            _ => chains.get(&place(&file.tokens[..start])).cloned(),
+            start => {
+                let text = start.saturating_add(piece.ahead.unwrap_or(0));
+                let held = (text < piece.text.len()).then(|| chains.get(&piece.place(text)));
+                held.flatten().cloned()
+            }
         };
         // Rows after rows that are nowhere are of no use, and if an entry needs them, that is said of the entry.
         let Some(mut chain) = before else { continue };
-        let whole = place(&file.tokens);
-        chain.push(Arc::new(file.caches));
-        chains.entry(whole).or_insert(chain);
+        let place = piece.place(piece.text.len());
+        chain.push(Arc::new(piece.caches));
+        chains.entry(place).or_insert(chain);
     }
     chains
 }
 
+/// An entry that was read, and the rows it needs.
+struct Ready {
+    piece: Piece,
+    rows: Vec<Arc<Snapshot>>,
+}
+
 impl Ready {
-    fn new(path: &Path, file: CacheFile, chains: &Chains) -> Result<Self> {
-        let tree = tree_of(&file);
-        let ahead = match file.notes.get(AHEAD).map(String::as_str).unwrap_or_default() {
-            "" => Vec::new(),
-            ahead => {
-                let ids = ahead
-                    .split(' ')
-                    .map(str::parse)
-                    .collect::<std::result::Result<_, _>>();
-                ids.map_err(|_| error(path, format!("has `{ahead}` where ids of tokens are expected")))?
-            }
-        };
-        let place = (file.model, tree, file.tokens);
-        let Some(rows) = chains.get(&place) else {
-            let reason = "needs rows of its tokens that no other file holds; remove it";
-            return Err(error(path, reason));
-        };
-        let (model, _, tokens) = place;
-        Ok(Self {
-            model,
-            tokens,
-            pieces: rows.iter().cloned().chain([Arc::new(file.caches)]).collect(),
-            drafter: file.beside.map(|snapshot| DrafterState { snapshot, ahead }),
+    fn new(piece: Piece, chains: &Chains) -> Result<Self> {
+        match chains.get(&piece.place(piece.text.len())) {
+            Some(rows) => Ok(Self {
+                rows: rows.clone(),
+                piece,
+            }),
+            None => Err(error(
+                &piece.path,
+                "needs rows of its tokens that no other file holds; remove it",
+            )),
+        }
+    }
+
+    fn join(&self) -> Result<Snapshot> {
+        let rows = self.rows.iter().map(Arc::as_ref);
+        let pieces: Vec<&Snapshot> = rows.chain([&self.piece.caches]).collect();
+        Snapshot::join(&pieces).map_err(|e| {
+            let reason = format!("does not go together with the rows of its tokens: {e}");
+            error(&self.piece.path, reason)
         })
     }
 
-    fn state(&self, path: &Path) -> Result<StoredState> {
-        let pieces: Vec<&Snapshot> = self.pieces.iter().map(Arc::as_ref).collect();
-        let caches = Snapshot::join(&pieces).map_err(|e| {
-            error(
-                path,
-                format!("does not go together with the rows of its tokens: {e}"),
-            )
-        })?;
-        Ok(StoredState {
-            caches,
-            drafter: self.drafter.clone(),
-        })
+    /// True if it is an entry of a model's caches, and stored.
+    fn store(&self, store: &PromptStore) -> Result<bool> {
+        let Piece { model, text, .. } = &self.piece;
+        let caches = self.join()?;
+        match (self.piece.ahead, &self.piece.beside) {
+            (Some(ahead), Some(beside)) => {
+                // Of no use without the caches that it goes with.
+                if store.contains(model, &text[..caches.len()]) {
+                    let apart = Apart {
+                        caches,
+                        beside: beside.clone(),
+                    };
+                    store.place(&apart.key(model, ahead), text, &apart.caches, Some(beside), false)?;
+                }
+                Ok(false)
+            }
+            _ => store.place(&Key::of_model(model, &caches), text, &caches, None, false),
+        }
     }
 }
 
 fn rows_file(node: &Exported) -> CacheFile {
-    file(&node.key, &node.tokens, &node.rows)
+    file(node, &node.rows, ROWS)
 }
 
 fn entry_file(node: &Exported, held: &Held) -> CacheFile {
-    let mut file = file(&node.key, &node.tokens, &held.caches);
-    if let Some(drafter) = &held.drafter {
-        let ahead: Vec<String> = drafter.ahead.iter().map(ToString::to_string).collect();
-        file.notes.insert(AHEAD.to_owned(), ahead.join(" "));
-        file.beside = Some(drafter.snapshot.clone());
+    CacheFile {
+        beside: held.beside.as_deref().cloned(),
+        ..file(node, &held.caches, ENTRY)
     }
-    file
 }
 
-fn file(key: &Key, tokens: &[u32], caches: &Snapshot) -> CacheFile {
+fn file(node: &Exported, caches: &Snapshot, holds: &str) -> CacheFile {
+    let (tokens, told) = node.text.split_at(caches.len().min(node.text.len()));
+    let mut notes = BTreeMap::from([
+        (TREE.to_owned(), node.key.shape.clone()),
+        (HOLDS.to_owned(), holds.to_owned()),
+    ]);
+    if let Some(ahead) = node.key.ahead {
+        let told: Vec<String> = told.iter().map(ToString::to_string).collect();
+        notes.insert(AHEAD.to_owned(), ahead.to_string());
+        notes.insert(TOLD.to_owned(), told.join(" "));
+    }
     CacheFile {
-        model: key.model.clone(),
+        model: node.key.model.clone(),
         tokens: tokens.to_vec(),
         caches: caches.clone(),
         beside: None,
-        notes: [(TREE.to_owned(), key.shape.clone())].into(),
+        notes,
     }
-}
-
-fn tree_of(file: &CacheFile) -> String {
-    file.notes.get(TREE).cloned().unwrap_or_default()
 }
 
 /// The files of a store in a folder, unfinished ones included, by name.

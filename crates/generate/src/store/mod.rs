@@ -8,7 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use recant_core::{Error as CoreError, Snapshot};
 
 use crate::Result;
-use tree::{bytes_of_tokens, Cut, Forest, Found, FoundEntry, Held, Key, Outcome, Plan, Room};
+use tree::{bytes_of_tokens, Cut, Forest, Found, FoundDrafter, FoundEntry, Held, Key, Outcome, Plan, Room};
+
+/// The kind of a stack's snapshot.
+const STACK: &str = "stack";
 
 /// What a [`PromptStore`] is made with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +35,7 @@ impl Default for StoreOptions {
 /// Figures of a [`PromptStore`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StoreStats {
-    /// Entries held.
+    /// Entries held. Drafters' states are not counted.
     pub entries: usize,
     /// Bytes held: those of all arrays, and 4 for each token id.
     pub bytes: usize,
@@ -42,7 +45,7 @@ pub struct StoreStats {
     pub misses: u64,
     /// Tokens of all entries that were taken.
     pub tokens_reused: u64,
-    /// Entries that had to go so that others had room.
+    /// Entries that had to go so that others had room, likewise.
     pub evictions: u64,
 }
 
@@ -55,32 +58,18 @@ pub struct StoredState {
     pub drafter: Option<DrafterState>,
 }
 
-impl StoredState {
-    fn bytes(&self) -> usize {
-        self.caches.bytes() + self.drafter.as_ref().map_or(0, DrafterState::bytes)
-    }
-}
-
 /// The state of a drafter.
+///
+/// If it has one part and that is the snapshot of a stack that holds exactly the text stored, rows in it are held once for all
+/// entries that begin alike; a row may depend on as many tokens after its own as there are in `ahead`. Otherwise it is
+/// held whole.
 #[derive(Debug, Clone)]
 pub struct DrafterState {
-    /// Snapshot of its caches.
+    /// Its own snapshot.
     pub snapshot: Snapshot,
     /// Tokens that it has been told beyond those stored: none, or the one that was pending. It serves only a prompt that goes
     /// on with them.
     pub ahead: Vec<u32>,
-}
-
-impl DrafterState {
-    fn bytes(&self) -> usize {
-        self.snapshot.bytes() + bytes_of_tokens(self.ahead.len())
-    }
-
-    /// Whether it is of the same drafter at the same place as `other`.
-    fn serves_as(&self, other: &Self) -> bool {
-        let key = |state: &Self| Key::new("", &state.snapshot);
-        self.ahead == other.ahead && self.snapshot.len() == other.snapshot.len() && key(self) == key(other)
-    }
 }
 
 /// A stored prefix of a prompt.
@@ -88,7 +77,7 @@ impl DrafterState {
 pub struct Hit {
     /// Tokens in it.
     pub tokens: usize,
-    /// The state after them. Its drafter's state is absent where the prompt does not go on as that drafter was told.
+    /// The state after them. If it has that of a drafter, the prompt goes on as that drafter was told.
     pub state: StoredState,
 }
 
@@ -102,8 +91,8 @@ pub struct Hit {
 /// Entries are kept in a tree by their tokens, one for each model and for each set of caches, by their kinds, settings, types and
 /// devices. Rows of keys and values ([`Snapshot::with_rows`]) are held once for all entries that begin with the same tokens, so
 /// the checkpoints of one text take as many rows as it has tokens. What belongs to an entry's last token alone is held for each
-/// entry: the state of recurrent layers, the window of rotating caches, caches of other crates that do not mark their rows, and
-/// the drafter's state.
+/// entry: the state of recurrent layers, the window of rotating caches, and caches of other crates that do not mark their rows.
+/// States of drafters are held likewise beside the entries.
 ///
 /// # Budget
 /// The bytes of all arrays and token ids stay within [`StoreOptions::budget`] after every call: those entries go first that were not
@@ -167,8 +156,8 @@ impl PromptStore {
     /// The longest stored prefix of the first `most` tokens of `prompt`, for the model of fingerprint `model`.
     ///
     /// `fits` is asked, from the longest on, whether an entry would be taken: whether the session's caches
-    /// [fit](recant_core::Cache::fits) it, and whether a drafter that needs its own state finds it. It may use the store. The
-    /// entry taken counts as used.
+    /// [fit](recant_core::Cache::fits) it, and whether a drafter that needs its own state finds it. It is asked for an entry
+    /// with each drafter's state that is stored with it, and then without. It may use the store. The entry taken counts as used.
     ///
     /// # Errors
     /// A tensor operation fails, or what somebody else's cache stored cannot be put together again.
@@ -186,66 +175,94 @@ impl PromptStore {
             .collect();
         entries.sort_by_key(|(_, entry)| std::cmp::Reverse(entry.tokens));
         for (found, entry) in entries {
-            let hit = join(found, entry, &prompt[entry.tokens..])?;
-            if fits(&hit) {
-                let mut inner = self.lock();
-                inner.forest.touch(entry.id);
-                inner.stats.hits += 1;
-                inner.stats.tokens_reused += hit.tokens as u64;
-                return Ok(Some(hit));
+            let drafters = self.lock().forest.find_drafters(model, prompt, entry.tokens);
+            let mut hit = Hit {
+                tokens: entry.tokens,
+                state: StoredState {
+                    caches: join(found, entry)?,
+                    drafter: None,
+                },
+            };
+            for drafter in drafters.iter().map(Some).chain([None]) {
+                hit.state.drafter = match drafter {
+                    Some(drafter) => Some(DrafterState {
+                        snapshot: drafter.snapshot()?,
+                        ahead: prompt[hit.tokens..hit.tokens + drafter.ahead].to_vec(),
+                    }),
+                    None => None,
+                };
+                if fits(&hit) {
+                    let mut inner = self.lock();
+                    if let Some(drafter) = drafter {
+                        inner.forest.touch(drafter.entry.id);
+                    }
+                    inner.forest.touch(entry.id);
+                    inner.stats.hits += 1;
+                    inner.stats.tokens_reused += hit.tokens as u64;
+                    return Ok(Some(hit));
+                }
             }
         }
         self.lock().stats.misses += 1;
         Ok(None)
     }
 
-    /// Stores the state after `tokens`. What is there already is not stored again: the entry counts as used, and takes a drafter's
-    /// state if it lacks one, or has one that was told another next token. Nothing is stored for an empty text, nor what is
-    /// larger than the budget.
+    /// Stores the state after `tokens`. What is there already is not stored again, but counts as used; if it came without the
+    /// state of this drafter, or with one that was told another next token, that is added. Nothing is stored for an empty text,
+    /// nor what is larger than the budget.
     ///
     /// # Errors
     /// The caches do not hold exactly `tokens`, or rows are not as many as their snapshot says; nothing is then stored.
     pub fn put(&self, model: &str, tokens: &[u32], state: StoredState) -> Result<()> {
-        self.insert(model, tokens, state, true).map(|_| ())
-    }
-
-    /// Puts an entry; without `evict` only where there is room. True if it is stored.
-    fn insert(&self, model: &str, tokens: &[u32], state: StoredState, evict: bool) -> Result<bool> {
         let caches = &state.caches;
         if (caches.start(), caches.len()) != (0, tokens.len()) {
             let held = format!("{:?}", caches.start()..caches.len());
             return Err(CoreError::mismatch("tokens in the caches to store", tokens.len(), held).into());
         }
         let budget = self.shared.options.budget;
-        if tokens.is_empty() || state.bytes() + bytes_of_tokens(tokens.len()) > budget {
-            return Ok(false);
+        let size = caches.bytes() + bytes_of_tokens(tokens.len());
+        if tokens.is_empty() || size > budget {
+            return Ok(());
         }
-        let key = Key::new(model, caches);
-        let mut room = Room {
-            budget,
-            evict,
-            evicted: 0,
-        };
-        if self.lock().forest.refresh(&key, tokens, state.drafter.as_ref()) {
+        if let Some(drafter) = &state.drafter {
+            let apart = Apart::new(&drafter.snapshot, tokens.len());
+            let text = [tokens, &drafter.ahead].concat();
+            if size + apart.bytes() + bytes_of_tokens(text.len()) <= budget {
+                let key = apart.key(model, drafter.ahead.len());
+                // Before the model's caches, so that it is evicted before them.
+                self.place(&key, &text, &apart.caches, Some(&apart.beside), true)?;
+            }
+        }
+        self.place(&Key::of_model(model, caches), tokens, caches, None, true)?;
+        Ok(())
+    }
+
+    /// Puts an entry; without `evict` only where there is room. True if it is stored.
+    fn place(
+        &self,
+        key: &Key,
+        text: &[u32],
+        caches: &Snapshot,
+        beside: Option<&Snapshot>,
+        evict: bool,
+    ) -> Result<bool> {
+        if self.lock().forest.refresh(key, text) {
             return Ok(true);
         }
         let held = Held {
-            caches: Arc::new(caches.after(tokens.len())?),
-            drafter: match &state.drafter {
-                Some(drafter) => Some(Arc::new(DrafterState {
-                    snapshot: drafter.snapshot.compact()?,
-                    ahead: drafter.ahead.clone(),
-                })),
-                None => None,
-            },
+            caches: Arc::new(caches.after(caches.len())?),
+            beside: beside.map(Snapshot::compact).transpose()?.map(Arc::new),
+        };
+        let mut room = Room {
+            budget: self.shared.options.budget,
+            evict,
+            evicted: 0,
         };
         loop {
-            let plan = self.lock().forest.plan(&key, tokens);
-            let cut = cut(caches, &plan)?;
+            let plan = self.lock().forest.plan(key, text);
+            let cut = cut(key, caches, &plan)?;
             let mut inner = self.lock();
-            let outcome = inner
-                .forest
-                .put(&key, tokens, &plan, cut, held.clone(), &mut room);
+            let outcome = inner.forest.put(key, text, &plan, cut, held.clone(), &mut room);
             inner.stats.evictions += std::mem::take(&mut room.evicted);
             match outcome {
                 Outcome::Stored => return Ok(true),
@@ -280,33 +297,77 @@ impl PromptStore {
 }
 
 /// Copies what a plan needs.
-fn cut(caches: &Snapshot, plan: &Plan) -> Result<Cut> {
+fn cut(key: &Key, caches: &Snapshot, plan: &Plan) -> Result<Cut> {
     let split = match &plan.split {
-        Some((rows, at)) => Some([
-            Arc::new(rows.rows(rows.start()..*at)?),
-            Arc::new(rows.rows(*at..rows.len())?),
-        ]),
+        Some((rows, at)) => {
+            let at = key.row(*at);
+            Some([
+                Arc::new(rows.rows(rows.start()..at)?),
+                Arc::new(rows.rows(at..rows.len())?),
+            ])
+        }
         None => None,
     };
-    let tail = match plan.tail < caches.len() {
-        true => Some(Arc::new(caches.rows(plan.tail..caches.len())?)),
+    let tail = match plan.lacks_rows {
+        true => Some(Arc::new(caches.rows(key.row(plan.tail)..caches.len())?)),
         false => None,
     };
     Ok(Cut { split, tail })
 }
 
-/// Puts an entry together, for a prompt that goes on with `rest`.
-fn join(found: &Found, entry: &FoundEntry, rest: &[u32]) -> Result<Hit> {
+/// Puts an entry's caches together.
+fn join(found: &Found, entry: &FoundEntry) -> Result<Snapshot> {
     let rows = found.rows[..entry.depth].iter().map(Arc::as_ref);
     let pieces: Vec<&Snapshot> = rows.chain([entry.held.caches.as_ref()]).collect();
-    let drafter = entry.held.drafter.as_deref();
-    Ok(Hit {
-        tokens: entry.tokens,
-        state: StoredState {
-            caches: Snapshot::join(&pieces)?,
-            drafter: drafter
-                .filter(|drafter| rest.starts_with(&drafter.ahead))
-                .cloned(),
-        },
-    })
+    Ok(Snapshot::join(&pieces)?)
+}
+
+impl FoundDrafter {
+    fn snapshot(&self) -> Result<Snapshot> {
+        let apart = Apart {
+            caches: join(&self.found, &self.entry)?,
+            beside: match &self.entry.held.beside {
+                Some(beside) => beside.as_ref().clone(),
+                None => Snapshot::new("", 0),
+            },
+        };
+        Ok(apart.together())
+    }
+}
+
+/// A drafter's state taken apart: caches, and what is beside them.
+struct Apart {
+    caches: Snapshot,
+    beside: Snapshot,
+}
+
+impl Apart {
+    fn new(state: &Snapshot, tokens: usize) -> Self {
+        match state.parts() {
+            [caches] if (caches.kind(), caches.start(), caches.len()) == (STACK, 0, tokens) => Self {
+                caches: caches.clone(),
+                beside: state.clone().with_parts(Vec::new()),
+            },
+            _ => Self {
+                caches: Snapshot::new(STACK, tokens),
+                beside: state.clone(),
+            },
+        }
+    }
+
+    fn together(self) -> Snapshot {
+        match self.caches.parts() {
+            [] => self.beside,
+            _ => self.beside.with_parts(vec![self.caches]),
+        }
+    }
+
+    fn key(&self, model: &str, ahead: usize) -> Key {
+        let both = vec![self.caches.clone(), self.beside.clone()];
+        Key::of_drafter(model, &Snapshot::new("", 0).with_parts(both), ahead)
+    }
+
+    fn bytes(&self) -> usize {
+        self.caches.bytes() + self.beside.bytes()
+    }
 }

@@ -4,13 +4,12 @@
 //! is an *entry* and also holds what belongs to its last token alone. Rows stay as long as an entry at or below them needs
 //! them.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::sync::Arc;
 
 use recant_core::Snapshot;
-
-use super::DrafterState;
 
 /// Never used twice, so an id tells whether a node is still the one that was seen.
 type Id = u64;
@@ -19,17 +18,33 @@ type Id = u64;
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
     pub(super) model: String,
+    /// Absent for the model's own caches. For a drafter's, how many tokens they were told beyond those they hold: row `i` may
+    /// depend on that many more tokens than the first `i + 1`.
+    pub(super) ahead: Option<usize>,
     pub(super) shape: String,
 }
 
 impl Key {
-    pub(super) fn new(model: &str, caches: &Snapshot) -> Self {
+    pub(super) fn of_model(model: &str, caches: &Snapshot) -> Self {
         let mut shape = String::new();
         describe(caches, &mut shape);
         Self {
             model: model.to_owned(),
+            ahead: None,
             shape,
         }
+    }
+
+    pub(super) fn of_drafter(model: &str, state: &Snapshot, ahead: usize) -> Self {
+        Self {
+            ahead: Some(ahead),
+            ..Self::of_model(model, state)
+        }
+    }
+
+    /// The row that belongs to the token at `position` of a text.
+    pub(super) fn row(&self, position: usize) -> usize {
+        position.saturating_sub(self.ahead.unwrap_or(0))
     }
 }
 
@@ -59,36 +74,20 @@ fn describe(snapshot: &Snapshot, out: &mut String) {
 #[derive(Debug, Clone)]
 pub(super) struct Held {
     pub(super) caches: Arc<Snapshot>,
-    pub(super) drafter: Option<Arc<DrafterState>>,
+    /// What a drafter's state is made of beside its caches.
+    pub(super) beside: Option<Arc<Snapshot>>,
 }
 
 impl Held {
-    /// Whether it lacks nothing of a drafter's state that is offered. One of another drafter, or that was told another next
-    /// token, is something new.
-    fn has(&self, drafter: Option<&DrafterState>) -> bool {
-        match (self.drafter.as_deref(), drafter) {
-            (_, None) => true,
-            (None, Some(_)) => false,
-            (Some(old), Some(new)) => old.serves_as(new),
-        }
-    }
-
-    /// The same with a drafter's state, if there is something new in it.
-    fn with(mut self, drafter: Option<Arc<DrafterState>>) -> Self {
-        if !self.has(drafter.as_deref()) {
-            self.drafter = drafter;
-        }
-        self
-    }
-
-    pub(super) fn bytes(&self) -> usize {
-        self.caches.bytes() + self.drafter.as_ref().map_or(0, |drafter| drafter.bytes())
+    fn bytes(&self) -> usize {
+        self.caches.bytes() + self.beside.as_ref().map_or(0, |beside| beside.bytes())
     }
 }
 
 struct Entry {
     held: Held,
     used: u64,
+    of_model: bool,
 }
 
 struct Node {
@@ -142,8 +141,9 @@ pub(super) struct Plan {
     place: Option<Place>,
     /// The rows to be cut in two, and where.
     pub(super) split: Option<(Arc<Snapshot>, usize)>,
-    /// The first token whose rows the tree lacks.
+    /// The first token that the tree lacks, if any.
     pub(super) tail: usize,
+    pub(super) lacks_rows: bool,
 }
 
 /// What was cut as a [`Plan`] says.
@@ -186,12 +186,20 @@ pub(super) struct FoundEntry {
     /// How many of the rows are its own.
     pub(super) depth: usize,
     pub(super) held: Held,
+    used: u64,
+}
+
+/// The state of a drafter, and the rows it needs.
+pub(super) struct FoundDrafter {
+    pub(super) found: Found,
+    pub(super) entry: FoundEntry,
+    pub(super) ahead: usize,
 }
 
 /// One node, as it is written to files.
 pub(super) struct Exported {
     pub(super) key: Arc<Key>,
-    pub(super) tokens: Vec<u32>,
+    pub(super) text: Vec<u32>,
     pub(super) rows: Arc<Snapshot>,
     pub(super) held: Option<Held>,
 }
@@ -205,6 +213,8 @@ pub(super) struct Forest {
     children: BTreeMap<(Id, u32), Id>,
     /// Entries by when they were last used.
     order: BTreeMap<u64, Id>,
+    /// How many of them are of a model's own caches.
+    of_models: usize,
     /// Ids given and uses counted so far.
     serial: u64,
     bytes: usize,
@@ -215,8 +225,9 @@ impl Forest {
         self.bytes
     }
 
+    /// Entries of models' own caches.
     pub(super) fn entries(&self) -> usize {
-        self.order.len()
+        self.of_models
     }
 
     fn next(&mut self) -> u64 {
@@ -249,9 +260,9 @@ impl Forest {
         place
     }
 
-    fn roots_of<'a>(&'a self, model: &'a str) -> impl Iterator<Item = Id> + 'a {
+    fn trees_of<'a>(&'a self, model: &'a str) -> impl Iterator<Item = (&'a Key, Id)> + 'a {
         let of_model = self.roots.iter().filter(move |(key, _)| key.model == model);
-        of_model.map(|(_, root)| *root)
+        of_model.map(|(key, root)| (key.as_ref(), *root))
     }
 
     /// The node that ends where `tokens` do.
@@ -260,36 +271,61 @@ impl Forest {
         place.path.last().copied().filter(|_| place.end == tokens.len())
     }
 
-    pub(super) fn contains(&self, model: &str, tokens: &[u32]) -> bool {
-        self.roots_of(model).any(|root| {
-            let node = self.node_at(root, tokens).and_then(|id| self.nodes.get(&id));
-            node.is_some_and(|node| node.entry.is_some())
-        })
+    /// The entry that ends where `tokens` do.
+    fn entry_at(&self, root: Id, tokens: &[u32]) -> Option<Id> {
+        let node = self.node_at(root, tokens);
+        node.filter(|id| self.nodes.get(id).is_some_and(|node| node.entry.is_some()))
     }
 
-    /// The entries that `tokens` begin with, tree by tree.
+    pub(super) fn contains(&self, model: &str, tokens: &[u32]) -> bool {
+        let mut trees = self.trees_of(model).filter(|(key, _)| key.ahead.is_none());
+        trees.any(|(_, root)| self.entry_at(root, tokens).is_some())
+    }
+
+    /// The entries of a model's caches that `tokens` begin with, tree by tree.
     pub(super) fn find(&self, model: &str, tokens: &[u32]) -> Vec<Found> {
+        let trees = self.trees_of(model).filter(|(key, _)| key.ahead.is_none());
+        trees.map(|(_, root)| self.entries_along(root, tokens)).collect()
+    }
+
+    /// States of drafters that were told the first `len` tokens of a prompt and perhaps some more of it. What was used last
+    /// comes first.
+    pub(super) fn find_drafters(&self, model: &str, prompt: &[u32], len: usize) -> Vec<FoundDrafter> {
         let mut all = Vec::new();
-        for root in self.roots_of(model) {
-            let mut found = Found {
-                rows: Vec::new(),
-                entries: Vec::new(),
+        for (key, root) in self.trees_of(model) {
+            let Some(ahead) = key.ahead else { continue };
+            let told = len.checked_add(ahead).and_then(|end| prompt.get(..end));
+            let Some(told) = told.filter(|told| self.entry_at(root, told).is_some()) else {
+                continue;
             };
-            for id in self.walk(root, tokens).path {
-                let Some(node) = self.nodes.get(&id) else { break };
-                found.rows.push(Arc::clone(&node.rows));
-                if let Some(entry) = &node.entry {
-                    found.entries.push(FoundEntry {
-                        id,
-                        tokens: node.start + node.edge.len(),
-                        depth: found.rows.len(),
-                        held: entry.held.clone(),
-                    });
-                }
+            let mut found = self.entries_along(root, told);
+            if let Some(entry) = found.entries.pop() {
+                all.push(FoundDrafter { found, entry, ahead });
             }
-            all.push(found);
         }
+        all.sort_by_key(|drafter| Reverse(drafter.entry.used));
         all
+    }
+
+    fn entries_along(&self, root: Id, tokens: &[u32]) -> Found {
+        let mut found = Found {
+            rows: Vec::new(),
+            entries: Vec::new(),
+        };
+        for id in self.walk(root, tokens).path {
+            let Some(node) = self.nodes.get(&id) else { break };
+            found.rows.push(Arc::clone(&node.rows));
+            if let Some(entry) = &node.entry {
+                found.entries.push(FoundEntry {
+                    id,
+                    tokens: node.start + node.edge.len(),
+                    depth: found.rows.len(),
+                    held: entry.held.clone(),
+                    used: entry.used,
+                });
+            }
+        }
+        found
     }
 
     /// Makes an entry the one used last, if it is still there.
@@ -309,20 +345,18 @@ impl Forest {
             let node = self.nodes.get(&id)?;
             Some((Arc::clone(&node.rows), node.start + agreed))
         });
+        let tail = place.as_ref().map_or(0, Place::agreed);
         Plan {
             split,
-            tail: place.as_ref().map_or(0, Place::agreed),
+            tail,
+            lacks_rows: tail < tokens.len(),
             place,
         }
     }
 
-    /// Makes an entry that lacks nothing of what is offered the one used last. False where something is to be put.
-    pub(super) fn refresh(&mut self, key: &Key, tokens: &[u32], drafter: Option<&DrafterState>) -> bool {
-        let node = self.roots.get(key).and_then(|root| self.node_at(*root, tokens));
-        let known = node.filter(|id| {
-            let entry = self.nodes.get(id).and_then(|node| node.entry.as_ref());
-            entry.is_some_and(|entry| entry.held.has(drafter))
-        });
+    /// Makes an entry the one used last. False if there is none.
+    pub(super) fn refresh(&mut self, key: &Key, tokens: &[u32]) -> bool {
+        let known = self.roots.get(key).and_then(|root| self.entry_at(*root, tokens));
         if let Some(id) = known {
             self.touch(id);
         }
@@ -336,62 +370,54 @@ impl Forest {
         tokens: &[u32],
         plan: &Plan,
         cut: Cut,
-        mut held: Held,
+        held: Held,
         room: &mut Room,
     ) -> Outcome {
         if self.plan(key, tokens).place != plan.place {
             return Outcome::Stale;
         }
-        let known = self.roots.get(key).and_then(|root| self.node_at(*root, tokens));
-        let entry = known.and_then(|id| self.nodes.get(&id)?.entry.as_ref());
-        let before = entry.map_or(0, |entry| entry.held.bytes());
-        if let Some(entry) = entry {
-            held = entry.held.clone().with(held.drafter);
+        if self.refresh(key, tokens) {
+            return Outcome::Stored;
         }
-        let rows =
-            cut.tail.as_ref().map_or(0, |rows| rows.bytes()) + bytes_of_tokens(tokens.len() - plan.tail);
-        if !room.evict && self.bytes + rows + held.bytes() > room.budget + before {
+        let rows = cut.tail.as_ref().map_or(0, |rows| rows.bytes());
+        let tail = rows + bytes_of_tokens(tokens.len() - plan.tail);
+        if !room.evict && self.bytes + tail + held.bytes() > room.budget {
             return Outcome::Full;
         }
-        let id = match known {
-            Some(id) => id,
-            None => self.grow(key, tokens, plan, cut),
-        };
-        let now = self.next();
+        let id = self.grow(key, tokens, plan, cut);
+        let used = self.next();
         let Some(node) = self.nodes.get_mut(&id) else {
             return Outcome::Stale;
         };
-        self.bytes = self.bytes + held.bytes() - before;
-        if let Some(old) = node.entry.replace(Entry { held, used: now }) {
-            self.order.remove(&old.used);
-        }
-        self.order.insert(now, id);
+        let of_model = key.ahead.is_none();
+        self.bytes += held.bytes();
+        self.of_models += usize::from(of_model);
+        self.order.insert(used, id);
+        node.entry = Some(Entry { held, used, of_model });
         while self.bytes > room.budget {
             let Some((_, oldest)) = self.order.pop_first() else {
                 break;
             };
-            self.remove(oldest);
-            room.evicted += 1;
+            room.evicted += u64::from(self.remove(oldest));
         }
         Outcome::Stored
     }
 
-    /// Makes the node that ends where `tokens` do.
+    /// Makes the node that ends where `tokens` do, if there is none.
     fn grow(&mut self, key: &Key, tokens: &[u32], plan: &Plan, cut: Cut) -> Id {
-        let mut above = match (
-            plan.place.as_ref().and_then(|place| place.path.last()),
-            self.roots.get(key),
-        ) {
-            (Some(id), _) | (None, Some(id)) => *id,
-            (None, None) => {
+        let mut above = match self.roots.get(key) {
+            Some(root) => *root,
+            None => {
                 let root = self.next();
                 self.roots.insert(Arc::new(key.clone()), root);
                 root
             }
         };
-        let within = plan.place.as_ref().and_then(|place| place.within);
-        if let (Some((id, agreed)), Some(halves)) = (within, cut.split) {
-            above = self.split(id, agreed, halves).unwrap_or(above);
+        if let Some(place) = &plan.place {
+            above = place.path.last().copied().unwrap_or(above);
+            if let (Some((id, agreed)), Some(halves)) = (place.within, cut.split) {
+                above = self.split(id, agreed, halves).unwrap_or(above);
+            }
         }
         match cut.tail {
             Some(rows) => self.add(above, plan.tail, tokens[plan.tail..].to_vec(), rows),
@@ -431,14 +457,17 @@ impl Forest {
         Some(above)
     }
 
-    /// Takes an entry away, and the rows that no other one needs.
-    fn remove(&mut self, mut id: Id) {
+    /// Takes an entry away, and the rows that no other one needs. True if it was of a model's own caches.
+    fn remove(&mut self, mut id: Id) -> bool {
+        let mut of_model = false;
         if let Some(entry) = self.nodes.get_mut(&id).and_then(|node| node.entry.take()) {
             self.bytes -= entry.held.bytes();
+            self.of_models -= usize::from(entry.of_model);
+            of_model = entry.of_model;
         }
         while self.nodes.get(&id).is_some_and(|node| node.entry.is_none()) && self.is_bare(id) {
             let Some(node) = self.nodes.remove(&id) else {
-                return;
+                break;
             };
             self.bytes -= node.bytes();
             self.children.remove(&node.place());
@@ -447,6 +476,7 @@ impl Forest {
         if !self.nodes.contains_key(&id) && self.is_bare(id) {
             self.roots.retain(|_, root| *root != id);
         }
+        of_model
     }
 
     /// Whether nothing is below a node.
@@ -469,7 +499,7 @@ impl Forest {
                     let tokens = [text.as_slice(), &node.edge].concat();
                     all.push(Exported {
                         key: Arc::clone(key),
-                        tokens: tokens.clone(),
+                        text: tokens.clone(),
                         rows: Arc::clone(&node.rows),
                         held: node.entry.as_ref().map(|entry| entry.held.clone()),
                     });
