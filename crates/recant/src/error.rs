@@ -70,6 +70,57 @@ pub enum Error {
         target: String,
     },
 
+    /// A stop string that would end every text before its first character.
+    #[error("stop string {index} (counted from 0) is empty: it would end every text at once; leave it out")]
+    EmptyStop {
+        /// Its place among the stop strings.
+        index: usize,
+    },
+
+    /// A checkpoint cannot chat.
+    #[error(
+        "{} has no chat template: neither chat_template.jinja, nor `chat_template` in tokenizer_config.json, nor \
+         chat_template.json; it may be a base model: give it plain text", folder.display()
+    )]
+    NoChatTemplate {
+        /// The checkpoint folder.
+        folder: PathBuf,
+    },
+
+    /// A chat template cannot be read, or fails on a conversation.
+    #[error("chat template {}: {reason}", path.display())]
+    ChatTemplate {
+        /// Its file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+
+    /// A chat template refuses a conversation, in its own words.
+    #[error("{message}")]
+    ChatRefused {
+        /// What the template says.
+        message: String,
+    },
+
+    /// A conversation that can be given to no template.
+    #[error("{reason}")]
+    Conversation {
+        /// What is wrong with it.
+        reason: String,
+    },
+
+    /// A message that can be given to no template.
+    #[error("messages[{index}] ({role}): {reason}")]
+    Message {
+        /// Its place in the conversation, from 0.
+        index: usize,
+        /// Its role.
+        role: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+
     /// Generation failed. The text so far and its caches are in step.
     #[error(transparent)]
     Generate(#[from] recant_generate::Error),

@@ -23,10 +23,12 @@
 //! crate's.
 #![forbid(unsafe_code)]
 
+mod chat;
 mod error;
 mod heads;
 mod loaded;
 mod session;
+mod stop;
 mod text;
 mod threads;
 
@@ -35,6 +37,7 @@ pub use recant_core::candle;
 pub use recant_generate as generate;
 pub use tokenizers;
 
+pub use chat::{ChatOptions, ChatTemplate, Content, Function, Message, Part, ToolCall};
 pub use error::{Error, Result};
 pub use loaded::{load, load_with, Loaded};
 pub use recant_core::{CacheOptions, Hidden, KvType};

@@ -1,11 +1,16 @@
 //! Text to tokens and back.
 
+mod plain;
+mod stream;
+
 use std::path::{Path, PathBuf};
 
-use tokenizers::tokenizer::step_decode_stream;
 use tokenizers::Tokenizer;
 
 use crate::{Error, Result};
+
+pub(crate) use plain::Part;
+pub(crate) use stream::TextStream;
 
 /// A checkpoint's tokenizer.
 #[derive(Debug, Clone)]
@@ -16,13 +21,13 @@ pub struct Text {
 }
 
 impl Text {
-    /// Reads a `tokenizer.json`.
+    /// Reads a `tokenizer.json`. Truncation and padding that it asks for are for training, and left out.
     ///
     /// # Errors
     /// The file is absent or no tokenizer.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref().to_owned();
-        let tokenizer = Tokenizer::from_file(&path).map_err(|e| Error::Tokenizer {
+        let tokenizer = read(&path).map_err(|e| Error::Tokenizer {
             path: path.clone(),
             reason: format!("cannot be read: {e}"),
         })?;
@@ -63,6 +68,12 @@ impl Text {
             .map_err(|e| self.error(format!("cannot decode {} ids: {e}", ids.len())))
     }
 
+    /// Whether an id adds to a decoded text: it stands for a token, and not for a special one.
+    pub(crate) fn shows(&self, id: u32) -> bool {
+        let token = self.tokenizer.id_to_token(id);
+        token.is_some_and(|token| !self.tokenizer.get_added_vocabulary().is_special_token(&token))
+    }
+
     /// Refuses a draft tokenizer whose ids stand for other texts. Ids that only one of them has are not compared.
     pub fn check_draft(&self, draft: &Self) -> Result<()> {
         let differs = (0..self.assigned.min(draft.assigned) as u32).find_map(|id| {
@@ -88,41 +99,11 @@ impl Text {
     }
 }
 
-/// Turns ids into text as they come, never in the middle of a character.
-#[derive(Debug, Default)]
-pub(crate) struct TextStream {
-    /// Ids whose text, or part of it, is still to be given, after those needed to read them rightly.
-    ids: Vec<u32>,
-    prefix: String,
-    prefix_index: usize,
-}
-
-impl TextStream {
-    /// The text that `id` completes, which may be none.
-    pub(crate) fn push(&mut self, text: &Text, id: u32) -> Result<String> {
-        let piece = step_decode_stream(
-            &text.tokenizer,
-            vec![id],
-            true,
-            &mut self.ids,
-            &mut self.prefix,
-            &mut self.prefix_index,
-        );
-        piece
-            .map(Option::unwrap_or_default)
-            .map_err(|e| text.error(format!("cannot decode id {id}: {e}")))
-    }
-
-    /// What was held back, an incomplete character at the end included.
-    pub(crate) fn finish(&mut self, text: &Text) -> Result<String> {
-        let rest = text.decode(&self.ids)?;
-        let held = rest
-            .strip_prefix(self.prefix.as_str())
-            .unwrap_or_default()
-            .to_owned();
-        *self = Self::default();
-        Ok(held)
-    }
+fn read(path: &Path) -> tokenizers::Result<Tokenizer> {
+    let mut tokenizer = Tokenizer::from_file(path)?;
+    tokenizer.with_truncation(None)?;
+    tokenizer.with_padding(None);
+    Ok(tokenizer)
 }
 
 #[cfg(test)]
@@ -133,35 +114,6 @@ mod tests {
         env!("CARGO_MANIFEST_DIR"),
         "/../../examples/models/demo-target/tokenizer.json"
     );
-
-    #[test]
-    fn c075_characters_cut_across_tokens_come_whole_and_an_incomplete_one_comes_once_at_the_end() -> Result<()>
-    {
-        let text = Text::load(TOKENIZER)?;
-        let ids = text.encode("  naïve 漢字 🦀🦀! e\u{301}<|im_end|>\n\tx y")?;
-        let mut incomplete = 0;
-        for end in 0..=ids.len() {
-            let mut stream = TextStream::default();
-            let mut pieces = String::new();
-            for &id in &ids[..end] {
-                let piece = stream.push(&text, id)?;
-                assert!(
-                    !piece.contains('\u{fffd}'),
-                    "a broken character was given: {piece:?}"
-                );
-                pieces.push_str(&piece);
-            }
-            let tail = stream.finish(&text)?;
-            incomplete += usize::from(tail.contains('\u{fffd}'));
-            assert_eq!(
-                pieces + &tail,
-                text.decode(&ids[..end])?,
-                "the first {end} of {ids:?}"
-            );
-        }
-        assert!(incomplete > 4, "no character was cut");
-        Ok(())
-    }
 
     #[test]
     fn ids_are_assigned_up_to_the_last_text() -> Result<()> {
