@@ -3,6 +3,9 @@
 use super::math;
 use crate::{Error, Result};
 
+/// Probabilities that are summed together.
+const BLOCK: usize = 256;
+
 /// Probabilities of the next token: ids ascending, each probability above 0; what is not in it has none.
 ///
 /// The probabilities, rounded to f32, sum to 1 up to that rounding.
@@ -18,7 +21,7 @@ impl Distribution {
     /// # Errors
     /// [`Error::Parameter`]: ids that do not ascend, another number of weights than of ids, a weight that is negative or not
     /// finite, or none above 0.
-    pub fn new(ids: Vec<u32>, weights: Vec<f32>) -> Result<Self> {
+    pub fn new(ids: Vec<u32>, mut weights: Vec<f32>) -> Result<Self> {
         let wrong = |found: String, expected: &str| Err(Error::parameter("distribution", found, expected));
         if ids.len() != weights.len() {
             let found = format!("of {} ids and {} weights", ids.len(), weights.len());
@@ -27,22 +30,24 @@ impl Distribution {
         if let Some(pair) = ids.windows(2).find(|pair| pair[0] >= pair[1]) {
             return wrong(format!("with id {} after {}", pair[1], pair[0]), "ascending ids");
         }
-        if let Some(weight) = weights.iter().find(|weight| !weight.is_finite() || **weight < 0.0) {
+        if let Some(weight) = weights
+            .iter()
+            .find(|weight| !weight.is_finite() || **weight < 0.0)
+        {
             return wrong(format!("with a weight of {weight}"), "numbers from 0");
         }
-        let distribution = Self::of_weights(ids, weights);
-        if distribution.ids.is_empty() {
+        let max = math::largest(&weights);
+        if max <= 0.0 {
             return wrong("without a weight above 0".to_owned(), "at least one");
         }
-        Ok(distribution)
+        weights.iter_mut().for_each(|weight| *weight /= max);
+        Ok(Self::of_weights(ids, weights))
     }
 
-    /// As [`new`](Self::new), of what it does not refuse.
+    /// As [`new`](Self::new), of weights that it does not refuse and the largest of which is 1.
     pub(super) fn of_weights(mut ids: Vec<u32>, mut probabilities: Vec<f32>) -> Self {
-        let total = math::sum(&probabilities, |weight| weight);
-        probabilities
-            .iter_mut()
-            .for_each(|weight| *weight = (f64::from(*weight) / total) as f32);
+        let share = (1.0 / math::sum(&probabilities, |weight| weight)) as f32;
+        probabilities.iter_mut().for_each(|weight| *weight *= share);
         if probabilities.contains(&0.0) {
             let mut kept = probabilities.iter().map(|p| *p > 0.0);
             ids.retain(|_| kept.next() == Some(true));
@@ -63,7 +68,9 @@ impl Distribution {
 
     /// The probability of one token.
     pub fn of(&self, id: u32) -> f32 {
-        self.ids.binary_search(&id).map_or(0.0, |place| self.probabilities[place])
+        self.ids
+            .binary_search(&id)
+            .map_or(0.0, |place| self.probabilities[place])
     }
 
     /// Ids and probabilities.
@@ -73,7 +80,26 @@ impl Distribution {
 
     /// The token at `uniform`, a number from 0 to 1, of the way through all probability.
     pub(super) fn pick(&self, uniform: f64) -> Option<u32> {
-        pick(self.iter().map(|(id, p)| (id, f64::from(p))), uniform)
+        let sums = || {
+            self.probabilities
+                .chunks(BLOCK)
+                .map(|block| math::sum(block, |p| p))
+        };
+        let mut left = uniform * sums().sum::<f64>();
+        let mut place = 0;
+        for sum in sums() {
+            if left < sum {
+                break;
+            }
+            left -= sum;
+            place += BLOCK;
+        }
+        let inside = self.iter().skip(place).find(|(_, p)| {
+            left -= f64::from(*p);
+            left < 0.0
+        });
+        // Rounding may leave a little at the end.
+        inside.map(|(id, _)| id).or(self.ids.last().copied())
     }
 
     /// The token at `uniform` of the way through what `scale` times this distribution has in excess of `from`; none

@@ -52,7 +52,13 @@ impl<'a> Draws<'a> {
     ///
     /// # Errors
     /// No logit is a number, or the row is not one row of this width.
-    pub fn choose(&self, drafted: &[u32], logits: Row<'_>, ids: Option<&[u32]>, width: usize) -> Result<Proposed> {
+    pub fn choose(
+        &self,
+        drafted: &[u32],
+        logits: Row<'_>,
+        ids: Option<&[u32]>,
+        width: usize,
+    ) -> Result<Proposed> {
         let known = ids.map_or(width, <[u32]>::len);
         if known < width {
             return Err(recant_core::Error::mismatch("ids of a row of logits", width, known).into());
@@ -63,7 +69,10 @@ impl<'a> Draws<'a> {
                 None => self.choose_from(View::Largest(largest), drafted, ids, &mut work),
                 Some(candidate) => {
                     let expected = format!("below {width}");
-                    Err(recant_core::Error::mismatch("places in a row of logits", expected, candidate.id).into())
+                    Err(
+                        recant_core::Error::mismatch("places in a row of logits", expected, candidate.id)
+                            .into(),
+                    )
                 }
             },
             Row::All(tensor) => on_host(tensor, |rows| match rows.count() {
@@ -103,7 +112,9 @@ impl<'a> Draws<'a> {
         let Some(left) = filters.apply(row, ids, kept) else {
             return match nothing(raw, start + drafted.len()) {
                 // All that this drafter knows is banned. Any guess will do: it will be rejected.
-                Error::Banned { .. } => Ok(Proposed::guess(ids.and_then(|ids| ids.first().copied()).unwrap_or(0))),
+                Error::Banned { .. } => Ok(Proposed::guess(
+                    ids.and_then(|ids| ids.first().copied()).unwrap_or(0),
+                )),
                 error => Err(error),
             };
         };

@@ -29,6 +29,8 @@ pub(super) struct Filters {
 #[derive(Debug, Default)]
 pub(super) struct Kept {
     picks: Vec<Candidate>,
+    /// Picks of which some stay.
+    border: Vec<Candidate>,
     ids: Vec<u32>,
     logits: Vec<f32>,
 }
@@ -117,7 +119,12 @@ impl Filters {
             pick(row, &mut kept.picks, |logit| x(logit) >= floor);
         } else {
             let inverse = self.inverse;
-            return Some(Left { logits: row, ids, max, inverse });
+            return Some(Left {
+                logits: row,
+                ids,
+                max,
+                inverse,
+            });
         }
         self.narrow(max, total, kept);
         Some(kept.left(ids))
@@ -129,25 +136,29 @@ impl Filters {
         if max == f32::NEG_INFINITY {
             return None;
         }
+        kept.picks.sort_unstable_by_key(|pick| pick.id);
         self.narrow(max, None, kept);
         Some(kept.left(ids))
     }
 
-    /// Applies temperature, top-p and min-p to picks. `total` is the sum of all weights, if not all are picks.
+    /// Applies temperature, top-p and min-p to picks, whose order stays. `total` is the sum of all weights, if not all are picks.
     fn narrow(&self, max: f32, total: Option<f64>, kept: &mut Kept) {
         let picks = &mut kept.picks;
         if max == f32::INFINITY {
             picks.retain(|pick| pick.logit == max);
         }
         for pick in picks.iter_mut() {
-            pick.logit = if pick.logit == max { 0.0 } else { (pick.logit - max) * self.inverse };
+            pick.logit = if pick.logit == max {
+                0.0
+            } else {
+                (pick.logit - max) * self.inverse
+            };
         }
         if self.top_p < 1.0 {
             let total = total.unwrap_or_else(|| picks.iter().map(weight).sum());
-            keep_mass(picks, f64::from(self.top_p) * total);
+            keep_mass(picks, f64::from(self.top_p) * total, &mut kept.border);
         }
         picks.retain(|pick| pick.logit >= self.floor);
-        picks.sort_unstable_by_key(|pick| pick.id);
     }
 }
 
@@ -216,23 +227,53 @@ fn pick(row: &[f32], picks: &mut Vec<Candidate>, passes: impl Fn(f32) -> bool) {
     }
 }
 
-/// Keeps the fewest largest picks whose weights sum to at least `mass`.
+/// Keeps the fewest largest picks whose weights sum to at least `mass`. Their order stays.
 ///
-/// A search for the border by halves: each step looks at half as many as the one before, and nothing is sorted.
-fn keep_mass(picks: &mut Vec<Candidate>, mass: f64) {
-    // The border lies between `start` and `end`; the weights before `start` sum to `before`, which is too little.
-    let (mut start, mut end) = (0, picks.len());
+/// Weights are summed by classes of nearly equal logits first. Only those of the class that holds the border are then
+/// put in order, and those only as far as needed.
+fn keep_mass(picks: &mut Vec<Candidate>, mass: f64, border: &mut Vec<Candidate>) {
+    const CLASSES: usize = 512;
+    let class = |pick: &Candidate| ((-pick.logit * 32.0) as usize).min(CLASSES - 1);
+    let mut sums = [0.0; CLASSES];
+    for pick in picks.iter() {
+        sums[class(pick)] += weight(pick);
+    }
     let mut before = 0.0;
-    while end - start > 1 {
-        let middle = start + (end - start) / 2;
-        picks[start..end].select_nth_unstable_by(middle - start, order);
-        let half: f64 = picks[start..middle].iter().map(weight).sum();
-        if before + half >= mass {
-            end = middle;
+    let reaches = |sum: &f64| {
+        let reached = before + sum >= mass;
+        if !reached {
+            before += sum;
+        }
+        reached
+    };
+    let Some(last) = sums.iter().position(reaches) else {
+        // Rounding: all weights together are what is asked for.
+        return;
+    };
+    border.clear();
+    border.extend(picks.iter().filter(|pick| class(pick) == last));
+    let Some(worst) = worst_kept(border, mass - before) else {
+        return;
+    };
+    picks.retain(|pick| order(pick, &worst) != Ordering::Greater);
+}
+
+/// The last one needed for the fewest largest picks whose weights sum to at least `mass`.
+///
+/// A search by halves: each step looks at half as many as the one before, and nothing is sorted.
+fn worst_kept(picks: &mut [Candidate], mut mass: f64) -> Option<Candidate> {
+    let mut rest = picks;
+    while rest.len() > 1 {
+        let middle = rest.len() / 2;
+        rest.select_nth_unstable_by(middle, order);
+        let (better, worse) = rest.split_at_mut(middle);
+        let sum: f64 = better.iter().map(weight).sum();
+        if sum >= mass {
+            rest = better;
         } else {
-            before += half;
-            start = middle;
+            mass -= sum;
+            rest = worse;
         }
     }
-    picks.truncate(end);
+    rest.first().copied()
 }

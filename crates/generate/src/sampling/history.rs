@@ -145,7 +145,10 @@ mod tests {
             count.0 += 1;
             count.1 += usize::from(place >= prompt);
         }
-        counts.into_iter().map(|(id, (all, output))| (id, all, output)).collect()
+        counts
+            .into_iter()
+            .map(|(id, (all, output))| (id, all, output))
+            .collect()
     }
 
     proptest! {

@@ -120,21 +120,30 @@ mod tests {
             let exact = -(-(-v).ln_1p()).ln();
             let bound = f64::from(earliest(coarse));
             assert!(bound + 1e-3 > exact, "{coarse}: {bound} and {exact}");
-            assert!(coarse < 1 << 20 || coarse > 1 << 30 || bound < exact + 0.3, "{coarse}");
+            assert!(
+                coarse < 1 << 20 || coarse > 1 << 30 || bound < exact + 0.3,
+                "{coarse}"
+            );
         }
     }
 
     #[test]
     fn a_race_skips_nobody_who_would_win() {
-        let logits: Vec<f32> = (0..5_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 20) as f32 / 400.0).collect();
+        let logits: Vec<f32> = (0..5_000u32)
+            .map(|i| (i.wrapping_mul(2_654_435_761) >> 20) as f32 / 400.0)
+            .collect();
         let max = math::largest(&logits);
         for inverse in [0.2, 1.0, 3.0] {
-            let left = Left { logits: &logits, ids: None, max, inverse };
+            let left = Left {
+                logits: &logits,
+                ids: None,
+                max,
+                inverse,
+            };
             for position in 0..200 {
                 let key = Key::new(5, super::super::noise::Stream::Race, position, 0);
-                let score = |id: u32| {
-                    f64::from(left.scaled(logits[id as usize])) - (-(-key.fine(id)).ln_1p()).ln()
-                };
+                let score =
+                    |id: u32| f64::from(left.scaled(logits[id as usize])) - (-(-key.fine(id)).ln_1p()).ln();
                 let best = (0..5_000).max_by(|a, b| score(*a).total_cmp(&score(*b)));
                 assert_eq!(Some(left.race(key)), best);
             }

@@ -50,8 +50,13 @@ pub(super) fn sum(row: &[f32], f: impl Fn(f32) -> f32) -> f64 {
     let mut lanes = [0.0f64; LANES];
     let mut chunks = row.chunks_exact(LANES);
     for chunk in &mut chunks {
-        for (lane, x) in lanes.iter_mut().zip(chunk) {
-            *lane += f64::from(f(*x));
+        // All values before any sum: otherwise this does not become vector code.
+        let mut values = [0.0; LANES];
+        for (value, x) in values.iter_mut().zip(chunk) {
+            *value = f(*x);
+        }
+        for (lane, value) in lanes.iter_mut().zip(values) {
+            *lane += f64::from(value);
         }
     }
     let rest: f64 = chunks.remainder().iter().map(|x| f64::from(f(*x))).sum();

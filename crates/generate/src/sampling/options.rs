@@ -99,17 +99,30 @@ impl Sampling {
         let within = (0.0..1.0).contains(&self.min_p);
         number("min_p", self.min_p, within, "a number from 0, below 1")?;
         let positive = self.repetition_penalty > 0.0;
-        number("repetition_penalty", self.repetition_penalty, positive, "a number above 0")?;
+        number(
+            "repetition_penalty",
+            self.repetition_penalty,
+            positive,
+            "a number above 0",
+        )?;
         number("presence_penalty", self.presence_penalty, true, "a number")?;
         number("frequency_penalty", self.frequency_penalty, true, "a number")?;
         for &(id, bias) in &self.logit_bias {
             if id as usize >= vocab {
                 let found = format!("for token {id}");
-                return Err(Error::parameter("logit_bias", found, &format!("ids below {vocab}")));
+                return Err(Error::parameter(
+                    "logit_bias",
+                    found,
+                    &format!("ids below {vocab}"),
+                ));
             }
             if bias.is_nan() || bias == f32::INFINITY {
                 let found = format!("{bias} for token {id}");
-                return Err(Error::parameter("logit_bias", found, "a number, or -inf to ban it"));
+                return Err(Error::parameter(
+                    "logit_bias",
+                    found,
+                    "a number, or -inf to ban it",
+                ));
             }
         }
         Ok(())
