@@ -142,7 +142,7 @@ fn c089_nothing_comes_after_an_end_token_wherever_it_falls_in_a_block() -> Resul
             }
             assert_eq!(generation.finish(), Some(Finish::Eos), "{what}");
             let last = last.ok_or("no round")?;
-            assert!(last.eos, "{what}");
+            assert!(last.ended, "{what}");
             inside += usize::from(last.drafted >= last.tokens.len());
             assert_eq!(decoder.tokens(), &text[..12 + at + 1], "{what}");
             in_step(&what, &decoder)?;
@@ -513,13 +513,15 @@ fn a_prompt_is_read_in_chunks_and_a_refused_one_leaves_the_decoder_empty() -> Re
     }
     let mut seen = Vec::new();
     decoder.prefill(&prompt(600), &mut |done, total| seen.push((done, total)))?;
-    assert_eq!(seen, [(256, 600), (512, 600), (599, 600), (600, 600)]);
+    assert_eq!(seen, [(1, 600), (257, 600), (513, 600), (600, 600)]);
     in_step("after a long prompt", &decoder)?;
-    assert!(
-        decoder.prefill(&prompt(3), &mut |_, _| {}).is_err(),
-        "a second prompt needs a reset"
-    );
-    in_step("after a refused prompt", &decoder)
+    let text = decoder.tokens().to_vec();
+    assert!(decoder.prefill(&[256], &mut |_, _| {}).is_err());
+    assert_eq!(decoder.tokens(), text, "a refused prompt changes nothing");
+    in_step("after a refused prompt", &decoder)?;
+    decoder.prefill(&prompt(3), &mut |_, _| {})?;
+    assert_eq!(decoder.tokens(), prompt(3), "another prompt begins anew");
+    in_step("after another prompt", &decoder)
 }
 
 /// Keys and values that fail at the n-th append.

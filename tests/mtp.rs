@@ -353,9 +353,10 @@ fn drafts(target: &HybridModel, head: &MtpHead) -> Result<Vec<u32>> {
     let text = text_ids(120)?;
     let mut drafter = MtpDrafter::new(head.clone(), Hidden::PostNorm)?;
     drafter.attach(target.spec(), usize::MAX)?;
-    let (pending, fed) = text.split_last().ok_or("no text")?;
-    drafter.prefill(fed, Some(&hidden_rows(target, fed, Hidden::PostNorm)?))?;
-    drafter.prefill(&[*pending], None)?;
+    let (first, later) = text.split_first().ok_or("no text")?;
+    drafter.prefill(&[*first], None)?;
+    let fed = &text[..later.len()];
+    drafter.prefill(later, Some(&hidden_rows(target, fed, Hidden::PostNorm)?))?;
     Ok(drafter.propose(8)?)
 }
 
@@ -593,7 +594,7 @@ fn c088_c089_limits_and_end_tokens_leave_caches_that_hold_all_but_the_pending_to
                 let mut generation = decoder.generate(limits);
                 for round in generation.by_ref() {
                     let round = round?;
-                    inside += usize::from(round.eos && round.drafted >= round.tokens.len());
+                    inside += usize::from(round.ended && round.drafted >= round.tokens.len());
                 }
                 let want = match eos {
                     Some(eos) => {

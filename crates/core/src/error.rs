@@ -38,6 +38,10 @@ pub enum Error {
         source: Box<Error>,
     },
 
+    /// Whoever asked for the work does not want it any more.
+    #[error("cancelled")]
+    Cancelled,
+
     /// A checkpoint was used where it is not the open one, or opened twice.
     #[error("checkpoint: {0}")]
     Checkpoint(String),

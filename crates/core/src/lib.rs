@@ -16,6 +16,7 @@
 mod arrays;
 mod blocks;
 mod cache;
+mod cancel;
 mod candidates;
 mod checkpoint;
 mod error;
@@ -34,6 +35,7 @@ pub use arrays::ArraysCache;
 pub use cache::{
     AttentionCache, Cache, Footprint, KvBlock, KvView, RecordSlice, RecurrentCache, RecurrentStep,
 };
+pub use cancel::Cancel;
 pub use candidates::{largest, Candidate};
 pub use checkpoint::{Checkpoint, Ledger};
 pub use error::{Error, Result};

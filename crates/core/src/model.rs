@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 
-use crate::{largest, Cache, CacheOptions, CacheStack, Candidate, Error, Result, StackLayout};
+use crate::{largest, Cache, CacheOptions, CacheStack, Cancel, Candidate, Error, Result, StackLayout};
 
 /// Which rows of a segment logits are wanted for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,6 +64,8 @@ pub struct Segment<'a> {
     pub readout: Readout,
     /// Which hidden rows of all tokens to give, if any.
     pub hidden: Option<Hidden>,
+    /// A call of which all segments are cancelled stops as soon as the model looks.
+    pub cancel: Option<&'a Cancel>,
 }
 
 impl<'a> Segment<'a> {
@@ -75,6 +77,7 @@ impl<'a> Segment<'a> {
             logits,
             readout: Readout::All,
             hidden: None,
+            cancel: None,
         }
     }
 }
@@ -166,6 +169,18 @@ pub struct ModelSpec {
 }
 
 impl ModelSpec {
+    /// [`Error::Cancelled`] if nobody waits for a call any more: for models to ask between two layers.
+    pub fn check_wanted(batch: &[Option<&Cancel>]) -> Result<()> {
+        if !batch.is_empty()
+            && batch
+                .iter()
+                .all(|cancel| cancel.is_some_and(Cancel::is_cancelled))
+        {
+            return Err(Error::Cancelled);
+        }
+        Ok(())
+    }
+
     fn not_offered(&self, what: &'static str) -> Error {
         Error::NotOffered {
             family: self.family.clone(),

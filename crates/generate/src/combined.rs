@@ -1,9 +1,9 @@
 //! Two drafters for one text.
 
 use recant_core::candle::Tensor;
-use recant_core::{Hidden, ModelSpec};
+use recant_core::{Hidden, ModelSpec, Snapshot};
 
-use crate::{Drafter, NgramDrafter, Result};
+use crate::{Drafter, Draws, NgramDrafter, Proposed, Result};
 
 /// Drafts from the text itself where it repeats itself, and with another drafter where it does not. Both follow the whole
 /// text.
@@ -45,6 +45,14 @@ impl Drafter for CombinedDrafter {
         Ok(repeated)
     }
 
+    fn draw(&mut self, k: usize, draws: &Draws<'_>) -> Result<Vec<Proposed>> {
+        let repeated = self.ngram.draw(k, draws)?;
+        if repeated.is_empty() {
+            return self.other.draw(k, draws);
+        }
+        Ok(repeated)
+    }
+
     fn observe(&mut self, tokens: &[u32], hidden: Option<&Tensor>) {
         self.ngram.observe(tokens, hidden);
         self.other.observe(tokens, hidden);
@@ -52,6 +60,16 @@ impl Drafter for CombinedDrafter {
 
     fn wants_hidden(&self) -> Option<Hidden> {
         self.other.wants_hidden()
+    }
+
+    fn snapshot(&mut self) -> Result<Option<Snapshot>> {
+        self.other.snapshot()
+    }
+
+    fn resume(&mut self, tokens: &[u32], state: Option<&Snapshot>) -> Result<()> {
+        self.ngram.reset();
+        self.ngram.resume(tokens, None)?;
+        self.other.resume(tokens, state)
     }
 
     fn reset(&mut self) {

@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use recant_core::candle::Tensor;
-use recant_core::{Candidate, LanguageModel, ModelSpec, Readout, SegmentOutput};
+use recant_core::{LanguageModel, ModelSpec, Readout, SegmentOutput};
 
-use crate::greedy::choose;
-use crate::{DraftVocabulary, Error, Result};
+use crate::{DraftVocabulary, Draws, Error, Proposed, Result, Row};
 
 /// A model that gives logits to draft from, and the ids that the logits are of.
 pub struct DraftHead {
@@ -66,40 +65,41 @@ impl DraftHead {
     }
 
     /// What to ask of its logits, for [`choose`](Self::choose).
-    pub fn readout(&self) -> Readout {
-        Readout::Largest {
-            count: 1,
-            among: self.width,
-        }
+    pub fn readout(&self, draws: &Draws<'_>) -> Readout {
+        draws.readout(self.width)
     }
 
-    /// The greedy choice after one row of a call that asked for the [`readout`](Self::readout), as an id of the whole
-    /// vocabulary. `position` is for messages.
+    /// The choice after one row of a call that asked for the [`readout`](Self::readout), as an id of the whole
+    /// vocabulary. `drafted` are the tokens proposed before it.
     ///
     /// # Errors
     /// No logit is a number, or the output is not one row of this head.
-    pub fn choose(&self, output: &SegmentOutput, position: usize) -> Result<u32> {
-        self.chosen(&output.largest(1, self.width)?, position)
+    pub fn choose(&self, output: &SegmentOutput, draws: &Draws<'_>, drafted: &[Proposed]) -> Result<Proposed> {
+        let drafted: Vec<u32> = drafted.iter().map(|token| token.id).collect();
+        let row = match output.largest.as_deref() {
+            None => Row::All(output.logits()?),
+            Some([largest]) => Row::Largest(largest),
+            Some(rows) => return Err(recant_core::Error::mismatch("rows of logits", 1, rows.len()).into()),
+        };
+        draws.choose(&drafted, row, self.ids.as_deref(), self.width)
     }
 
     /// The same for one row that comes after the final norm: `[1, hidden_size]`.
     ///
     /// # Errors
     /// As [`choose`](Self::choose) says, or the model does not offer [`LanguageModel::project`].
-    pub fn choose_after(&self, hidden: &Tensor, position: usize) -> Result<u32> {
-        self.chosen(&self.model.project_largest(hidden, 1, self.width)?, position)
-    }
-
-    fn chosen(&self, largest: &[Vec<Candidate>], position: usize) -> Result<u32> {
-        let chosen = choose(largest, position)?;
-        let &[chosen] = chosen.as_slice() else {
-            return Err(recant_core::Error::mismatch("rows of logits", 1, chosen.len()).into());
+    pub fn choose_after(&self, hidden: &Tensor, draws: &Draws<'_>, drafted: &[Proposed]) -> Result<Proposed> {
+        let mut output = SegmentOutput {
+            logits: None,
+            largest: None,
+            hidden: None,
         };
-        match &self.ids {
-            None => Ok(chosen),
-            Some(ids) => ids.get(chosen as usize).copied().ok_or_else(|| {
-                recant_core::Error::mismatch("logits of a reduced head", ids.len(), "more").into()
-            }),
+        match self.readout(draws) {
+            Readout::All => output.logits = Some(self.model.project(hidden)?),
+            Readout::Largest { count, among } => {
+                output.largest = Some(self.model.project_largest(hidden, count, among)?);
+            }
         }
+        self.choose(&output, draws, drafted)
     }
 }

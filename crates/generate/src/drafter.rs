@@ -1,9 +1,9 @@
 //! Drafters: whatever guesses the next tokens.
 
 use recant_core::candle::Tensor;
-use recant_core::{Hidden, ModelSpec};
+use recant_core::{Hidden, ModelSpec, Snapshot};
 
-use crate::Result;
+use crate::{Draws, Error, Proposed, Result};
 
 /// Guesses the tokens that a target will choose.
 ///
@@ -19,11 +19,12 @@ pub trait Drafter: Send {
     /// those below `vocab`.
     fn attach(&mut self, target: &ModelSpec, vocab: usize) -> Result<()>;
 
-    /// Takes in tokens of the prompt. Called once or more; the last token of the last call is the pending one.
+    /// Takes in tokens of the prompt. Called once or more; the last token of the last call is the pending one. The first
+    /// token of a text comes in a call of its own.
     ///
     /// # Shapes
-    /// `hidden`: `[tokens, hidden_size]`, the target's final hidden rows of these tokens; given when
-    /// [`wants_hidden`](Drafter::wants_hidden) and the target has been fed them, so never for the pending token.
+    /// `hidden`: `[tokens, hidden_size]`, the target's final hidden rows of the token before each of these; given when
+    /// [`wants_hidden`](Drafter::wants_hidden), but for the first token of a text, which has none before it.
     fn prefill(&mut self, tokens: &[u32], hidden: Option<&Tensor>) -> Result<()>;
 
     /// Up to `k` tokens that may follow the pending one. Fewer, or none, is always right.
@@ -31,6 +32,16 @@ pub trait Drafter: Send {
     /// # Errors
     /// The drafter is then as it was.
     fn propose(&mut self, k: usize) -> Result<Vec<u32>>;
+
+    /// As [`propose`](Drafter::propose), drawn as the target will draw: where text is sampled, a drafter whose guesses are
+    /// drawn with `draws` is accepted more often. Unless a drafter overrides it, its guesses are taken as certain.
+    ///
+    /// # Errors
+    /// The drafter is then as it was.
+    fn draw(&mut self, k: usize, draws: &Draws<'_>) -> Result<Vec<Proposed>> {
+        let _ = draws;
+        Ok(self.propose(k)?.into_iter().map(Proposed::guess).collect())
+    }
 
     /// The text grew by `tokens`, at least one, of which the last is now pending.
     ///
@@ -46,6 +57,27 @@ pub trait Drafter: Send {
     /// Which of the target's hidden rows are to be given, if any.
     fn wants_hidden(&self) -> Option<Hidden> {
         None
+    }
+
+    /// What it made of the text so far, for [`resume`](Drafter::resume): of a drafter that follows the text in caches of its
+    /// own. Its kind names the weights that it depends on.
+    fn snapshot(&mut self) -> Result<Option<Snapshot>> {
+        Ok(None)
+    }
+
+    /// Takes up a text in place of being told it from the start. `state` is the [`snapshot`](Drafter::snapshot) of a
+    /// drafter that was told the same tokens, if there is one. It proposes from here on what it would have proposed.
+    ///
+    /// # Errors
+    /// It cannot do without a state, or this is not one of its own. It is then to be reset.
+    fn resume(&mut self, tokens: &[u32], state: Option<&Snapshot>) -> Result<()> {
+        let _ = state;
+        if self.wants_hidden().is_some() {
+            return Err(Error::Drafter(
+                "it follows the target's hidden rows and cannot take up a text without them".to_owned(),
+            ));
+        }
+        self.prefill(tokens, None)
     }
 
     /// Forgets the text.

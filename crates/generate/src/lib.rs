@@ -22,10 +22,12 @@ mod error;
 mod greedy;
 mod model_drafter;
 mod ngram;
+mod sampling;
+mod store;
 mod vocabulary;
 
 pub use combined::CombinedDrafter;
-pub use decoder::{Decoder, Finish, Generation, Limits, Phases, Round, Token};
+pub use decoder::{step, Decoder, Done, Finish, Generation, Limits, Phases, Round, Step, Token};
 pub use depth::Depth;
 pub use draft_head::DraftHead;
 pub use drafter::Drafter;
@@ -33,4 +35,9 @@ pub use error::{Error, Result};
 pub use greedy::choose;
 pub use model_drafter::ModelDrafter;
 pub use ngram::NgramDrafter;
+pub use sampling::{
+    Distribution, Draws, LogitsProcessor, Logprobs, LogprobsOf, LogprobsOptions, Proposed, Row, Rule, Sampler,
+    Sampling, Verdict,
+};
+pub use store::{DrafterState, Hit, PromptStore, StoreOptions, StoreStats, StoredState};
 pub use vocabulary::DraftVocabulary;

@@ -3,14 +3,16 @@
 use std::sync::Arc;
 
 use recant_core::candle::Tensor;
-use recant_core::{Cache, CacheOptions, CacheStack, Checkpoint, LanguageModel, ModelSpec, Rows, Segment};
+use recant_core::{
+    Cache, CacheOptions, CacheStack, Checkpoint, LanguageModel, ModelSpec, Rows, Segment, Snapshot,
+};
 
-use crate::{DraftHead, DraftVocabulary, Drafter, Error, Result};
+use crate::{DraftHead, DraftVocabulary, Drafter, Draws, Error, Proposed, Result};
 
 /// Most tokens fed in one call while the drafter reads a prompt.
 const CHUNK: usize = 256;
 
-/// Drafts with another, smaller model, hybrids included, choosing greedily.
+/// Drafts with another, smaller model, hybrids included.
 ///
 /// Its caches are rolled back as the target's are: the tokens of a round are fed under a checkpoint and trimmed to what
 /// was accepted.
@@ -90,24 +92,29 @@ impl ModelDrafter {
         Ok(())
     }
 
-    /// Feeds `tokens` and chooses the one after them.
-    fn next(&mut self, tokens: &[u32]) -> Result<u32> {
+    /// Feeds `tokens` and chooses the one after them and after those proposed.
+    fn next(&mut self, tokens: &[u32], draws: &Draws<'_>, proposed: &[Proposed]) -> Result<Proposed> {
         let mut segment = Segment::new(tokens, &mut self.caches, Rows::Last);
-        segment.readout = self.head.readout();
+        segment.readout = self.head.readout(draws);
         let output = self.head.model().forward(&mut [segment])?;
-        self.head.choose(output.only()?, self.caches.len())
+        self.head.choose(output.only()?, draws, proposed)
     }
 
-    fn chain(&mut self, k: usize) -> Result<Vec<u32>> {
+    fn chain(&mut self, k: usize, draws: &Draws<'_>) -> Result<Vec<Proposed>> {
         let behind = std::mem::take(&mut self.behind);
-        let first = self.next(&behind);
+        let first = self.next(&behind, draws, &[]);
         self.behind = behind;
         let mut proposed = vec![first?];
         while proposed.len() < k {
-            let last = proposed[proposed.len() - 1];
-            proposed.push(self.next(&[last])?);
+            let last = proposed[proposed.len() - 1].id;
+            proposed.push(self.next(&[last], draws, &proposed)?);
         }
         Ok(proposed)
+    }
+
+    /// What a snapshot of its caches is called: those of another model are none.
+    fn state(&self) -> String {
+        format!("model-drafter {}", self.model.spec().layout.fingerprint)
     }
 }
 
@@ -134,6 +141,11 @@ impl Drafter for ModelDrafter {
     }
 
     fn propose(&mut self, k: usize) -> Result<Vec<u32>> {
+        let proposed = self.draw(k, &Draws::greedy())?;
+        Ok(proposed.into_iter().map(|token| token.id).collect())
+    }
+
+    fn draw(&mut self, k: usize, draws: &Draws<'_>) -> Result<Vec<Proposed>> {
         self.abandon_round()?;
         let room = self.model.spec().max_positions.saturating_sub(self.caches.len());
         if k == 0 || self.behind.is_empty() || self.behind.len() > room {
@@ -144,11 +156,11 @@ impl Drafter for ModelDrafter {
         let room = self.model.spec().max_positions - self.caches.len();
         let k = k.min(room.min(self.record_limit) + 1 - self.behind.len());
         let checkpoint = self.caches.checkpoint()?;
-        match self.chain(k) {
+        match self.chain(k, draws) {
             Ok(proposed) => {
                 self.round = Some(Round {
                     checkpoint,
-                    proposed: proposed.clone(),
+                    proposed: proposed.iter().map(|token| token.id).collect(),
                 });
                 Ok(proposed)
             }
@@ -182,6 +194,35 @@ impl Drafter for ModelDrafter {
             self.undo = Some(round.checkpoint);
             self.behind.extend_from_slice(tokens);
         }
+    }
+
+    fn snapshot(&mut self) -> Result<Option<Snapshot>> {
+        self.abandon_round()?;
+        let told = self.caches.len() + self.behind.len();
+        if told > self.model.spec().max_positions {
+            return Ok(None);
+        }
+        self.catch_up(1)?;
+        Ok(Some(
+            Snapshot::new(self.state(), told).with_parts(vec![self.caches.snapshot()?]),
+        ))
+    }
+
+    fn resume(&mut self, tokens: &[u32], state: Option<&Snapshot>) -> Result<()> {
+        self.reset();
+        let Some(state) = state else {
+            return self.prefill(tokens, None);
+        };
+        state.expect_kind(&self.state())?;
+        let [caches] = state.parts() else {
+            return Err(recant_core::Error::mismatch("parts of a drafter's state", 1, state.parts().len()).into());
+        };
+        if (state.len(), caches.len() + 1) != (tokens.len(), tokens.len()) {
+            return Err(recant_core::Error::mismatch("tokens of a drafter's state", tokens.len(), state.len()).into());
+        }
+        self.caches.load(caches)?;
+        self.behind.extend_from_slice(&tokens[caches.len()..]);
+        Ok(())
     }
 
     fn reset(&mut self) {

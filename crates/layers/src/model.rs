@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use recant_core::candle::Tensor;
 use recant_core::{
-    Candidate, Hidden, LanguageModel, ModelSpec, Output, Readout, Result, Rows, Segment, SegmentOutput,
-    StackLayout,
+    Cancel, Candidate, Hidden, LanguageModel, ModelSpec, Output, Readout, Result, Rows, Segment,
+    SegmentOutput, StackLayout,
 };
 use recant_kernels::{Linear, Rotary};
 use recant_weights::{Folder, Inventory, Source, Weights};
@@ -130,6 +130,7 @@ impl HybridModel {
         trunk.spec.check(batch)?;
         let ids: Vec<u32> = batch.iter().flat_map(|s| s.tokens).copied().collect();
         let wanted: Vec<Wanted> = batch.iter().map(Wanted::of).collect();
+        let cancels: Vec<Option<&Cancel>> = batch.iter().map(|s| s.cancel).collect();
         let mut x = trunk.embed.gather(&ids)?;
         {
             let mut sequences: Vec<Sequence<'_>> = batch.iter_mut().map(Sequence::of).collect();
@@ -139,6 +140,7 @@ impl HybridModel {
                 .collect();
             let rotary = trunk.rotary.table(&positions, &trunk.spec.layout.device)?;
             for (layer, block) in trunk.blocks.iter().enumerate() {
+                ModelSpec::check_wanted(&cancels)?;
                 x = block.forward(&x, layer, &rotary, &mut sequences)?;
                 observe(layer, &x);
             }

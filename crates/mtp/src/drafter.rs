@@ -3,10 +3,13 @@
 use std::sync::Arc;
 
 use recant_core::candle::Tensor;
-use recant_core::{Cache, CacheStack, Checkpoint, Hidden, LanguageModel, ModelSpec, Transaction};
-use recant_generate::{DraftHead, DraftVocabulary, Drafter, Error, Result};
+use recant_core::{Cache, CacheStack, Checkpoint, Hidden, LanguageModel, ModelSpec, Snapshot, Transaction};
+use recant_generate::{DraftHead, DraftVocabulary, Drafter, Draws, Error, Proposed, Result};
 
 use crate::MtpHead;
+
+/// Name of the newest row in a snapshot.
+const NEWEST: &str = "newest";
 
 /// Hidden rows that may wait before they are fed without being asked for.
 const WAITING: usize = 64;
@@ -25,8 +28,6 @@ pub struct MtpDrafter {
     chooser: DraftHead,
     /// Pairs that the caches do not hold yet.
     waiting: Vec<(Tensor, Vec<u32>)>,
-    /// The newest hidden row, while the token after it is not known.
-    carried: Option<Tensor>,
     /// The head's row for the newest pair, from which the first draft comes.
     newest: Option<Tensor>,
     /// Rows after this are chained on drafts.
@@ -48,7 +49,6 @@ impl MtpDrafter {
             head,
             hidden,
             waiting: Vec::new(),
-            carried: None,
             newest: None,
             chain: None,
             failed: None,
@@ -108,26 +108,37 @@ impl MtpDrafter {
         Ok(())
     }
 
-    fn choose(&self, row: &Tensor) -> Result<u32> {
-        self.chooser.choose_after(row, self.caches.len() + 2)
+    /// Adds pairs: tokens, and the hidden row before each.
+    fn pair(&mut self, tokens: &[u32], hidden: Option<&Tensor>) -> Result<()> {
+        let hidden = hidden.ok_or_else(|| {
+            Error::Drafter("it was told of new tokens without the target's hidden rows".to_owned())
+        })?;
+        // A copy, since a view would keep all that was computed beside it alive.
+        self.waiting.push((hidden.force_contiguous()?, tokens.to_vec()));
+        Ok(())
     }
 
-    fn extend(&mut self, k: usize) -> Result<Vec<u32>> {
+    /// What a snapshot of its caches is called: those of another head are none.
+    fn state(&self) -> String {
+        format!("mtp {} {:?}", self.caches.layout().fingerprint, self.hidden)
+    }
+
+    fn extend(&mut self, k: usize, draws: &Draws<'_>) -> Result<Vec<Proposed>> {
         let Some(newest) = self.newest.clone() else {
             return Ok(Vec::new());
         };
-        let mut proposed = vec![self.choose(&newest)?];
+        let mut proposed = vec![self.chooser.choose_after(&newest, draws, &[])?];
         if k > 1 {
             self.chain = Some(self.caches.checkpoint()?);
         }
         let mut row = newest;
         while proposed.len() < k {
-            let last = proposed[proposed.len() - 1];
+            let last = proposed[proposed.len() - 1].id;
             row = self
                 .head
                 .forward(&row, &[last], &mut self.caches)
                 .map_err(other)?;
-            proposed.push(self.choose(&row)?);
+            proposed.push(self.chooser.choose_after(&row, draws, &proposed)?);
         }
         Ok(proposed)
     }
@@ -157,23 +168,20 @@ impl Drafter for MtpDrafter {
 
     fn prefill(&mut self, tokens: &[u32], hidden: Option<&Tensor>) -> Result<()> {
         self.cut_chain()?;
-        let Some((_, later)) = tokens.split_first() else {
-            return Ok(());
-        };
-        if let Some(carried) = self.carried.take() {
-            self.waiting.push((carried, vec![tokens[0]]));
-        }
-        if let Some(hidden) = hidden {
-            if !later.is_empty() {
-                self.waiting
-                    .push((hidden.narrow(0, 0, later.len())?, later.to_vec()));
-            }
-            self.carried = Some(hidden.narrow(0, later.len(), 1)?.force_contiguous()?);
+        // The first token of a text has no row before it, and is in no pair.
+        let first = self.caches.is_empty() && self.waiting.is_empty() && tokens.len() == 1;
+        if hidden.is_some() || !first {
+            self.pair(tokens, hidden)?;
         }
         self.catch_up()
     }
 
     fn propose(&mut self, k: usize) -> Result<Vec<u32>> {
+        let proposed = self.draw(k, &Draws::greedy())?;
+        Ok(proposed.into_iter().map(|token| token.id).collect())
+    }
+
+    fn draw(&mut self, k: usize, draws: &Draws<'_>) -> Result<Vec<Proposed>> {
         if let Some(error) = self.failed.take() {
             return Err(error);
         }
@@ -182,7 +190,7 @@ impl Drafter for MtpDrafter {
             return Ok(Vec::new());
         }
         self.catch_up()?;
-        let proposed = self.extend(k);
+        let proposed = self.extend(k, draws);
         if proposed.is_err() {
             self.cut_chain()?;
         }
@@ -191,10 +199,7 @@ impl Drafter for MtpDrafter {
 
     fn observe(&mut self, tokens: &[u32], hidden: Option<&Tensor>) {
         let taken = self.cut_chain().and_then(|()| {
-            let hidden = hidden.ok_or_else(|| {
-                Error::Drafter("it was told of new tokens without the target's hidden rows".to_owned())
-            })?;
-            self.waiting.push((hidden.force_contiguous()?, tokens.to_vec()));
+            self.pair(tokens, hidden)?;
             if self.waiting_rows() > WAITING {
                 self.catch_up()?;
             }
@@ -209,10 +214,59 @@ impl Drafter for MtpDrafter {
         Some(self.hidden)
     }
 
+    fn snapshot(&mut self) -> Result<Option<Snapshot>> {
+        if let Some(error) = self.failed.take() {
+            return Err(error);
+        }
+        self.cut_chain()?;
+        self.catch_up()?;
+        let snapshot =
+            Snapshot::new(self.state(), self.caches.len() + 1).with_parts(vec![self.caches.snapshot()?]);
+        Ok(Some(match &self.newest {
+            Some(newest) => snapshot.with_array(NEWEST, newest.copy()?),
+            None => snapshot,
+        }))
+    }
+
+    fn resume(&mut self, tokens: &[u32], state: Option<&Snapshot>) -> Result<()> {
+        self.reset();
+        let Some(state) = state else {
+            return Err(Error::Drafter(
+                "it follows the target's hidden rows and cannot take up a text without them".to_owned(),
+            ));
+        };
+        state.expect_kind(&self.state())?;
+        let [caches] = state.parts() else {
+            return Err(
+                recant_core::Error::mismatch("parts of a drafter's state", 1, state.parts().len()).into(),
+            );
+        };
+        if (state.len(), caches.len() + 1) != (tokens.len(), tokens.len()) {
+            return Err(recant_core::Error::mismatch(
+                "tokens of a drafter's state",
+                tokens.len(),
+                state.len(),
+            )
+            .into());
+        }
+        let newest = state.arrays().get(NEWEST);
+        let row = [1, self.head.target().spec().hidden_size];
+        if caches.is_empty() == newest.is_some() || newest.is_some_and(|newest| newest.dims() != row) {
+            return Err(recant_core::Error::mismatch(
+                "the newest row of a drafter's state",
+                format!("{row:?}"),
+                format!("{:?}", newest.map(Tensor::dims)),
+            )
+            .into());
+        }
+        self.caches.load(caches)?;
+        self.newest = newest.cloned();
+        Ok(())
+    }
+
     fn reset(&mut self) {
         self.caches.reset();
         self.waiting.clear();
-        self.carried = None;
         self.newest = None;
         self.chain = None;
         self.failed = None;

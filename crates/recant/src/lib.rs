@@ -23,6 +23,7 @@
 //! crate's.
 #![forbid(unsafe_code)]
 
+mod batcher;
 mod chat;
 mod error;
 mod heads;
@@ -37,11 +38,15 @@ pub use recant_core::candle;
 pub use recant_generate as generate;
 pub use tokenizers;
 
+pub use batcher::{Batcher, BatcherOptions, Refused, Ticket};
 pub use chat::{ChatOptions, ChatTemplate, Content, Function, Message, Part, ToolCall};
 pub use error::{Error, Result};
 pub use loaded::{load, load_with, Loaded};
-pub use recant_core::{CacheOptions, Hidden, KvType};
-pub use recant_generate::{Depth, DraftVocabulary, Finish, Phases, Round, Token};
+pub use recant_core::{CacheOptions, Cancel, Hidden, KvType};
+pub use recant_generate::{
+    Depth, DraftVocabulary, Finish, LogitsProcessor, Logprobs, LogprobsOf, LogprobsOptions, Phases,
+    PromptStore, Round, Rule, Sampling, StoreOptions, StoreStats, Token,
+};
 pub use recant_layers::{ActivationPrecision, Backend, GroupFormat, LoadOptions};
 pub use recant_mtp::{Agreement, HeadCheck, Suspicion};
 pub use session::{Event, Run, Session, SessionBuilder, Stats};

@@ -1,7 +1,7 @@
 //! Any supported checkpoint, from its folder.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use recant_core::{Hidden, LanguageModel};
 use recant_layers::{Family, HybridModel, LoadOptions};
@@ -13,7 +13,7 @@ use recant_weights::Folder;
 use serde_json::Value;
 
 use crate::heads::{CheckedHead, Heads, CHECK_TEXT};
-use crate::{Error, Result, SessionBuilder, Text, Threads};
+use crate::{ChatTemplate, Error, Result, SessionBuilder, Text, Threads};
 
 /// Families that [`load`] takes.
 const FAMILIES: [&dyn Family; 3] = [&Qwen35, &Qwen35Moe, &Qwen3Next];
@@ -28,6 +28,8 @@ pub struct Loaded {
     has_head: bool,
     heads: Arc<Heads>,
     text: Arc<Text>,
+    /// Read when it is first asked for.
+    chat: Arc<OnceLock<ChatTemplate>>,
     eos: Vec<u32>,
     notes: Vec<String>,
     path: PathBuf,
@@ -89,6 +91,7 @@ pub fn load_with(
         has_head: inventory.mtp > 0,
         heads: Arc::default(),
         text: Arc::new(text),
+        chat: Arc::default(),
         eos,
         notes,
         path: folder.path().to_owned(),
@@ -141,6 +144,20 @@ impl Loaded {
     /// The tokenizer.
     pub fn text(&self) -> &Arc<Text> {
         &self.text
+    }
+
+    /// The checkpoint's chat template.
+    ///
+    /// # Errors
+    /// It has none, or one that cannot be read.
+    pub fn chat(&self) -> Result<&ChatTemplate> {
+        if let Some(chat) = self.chat.get() {
+            return Ok(chat);
+        }
+        let chat = ChatTemplate::load(&self.path)?.ok_or_else(|| Error::NoChatTemplate {
+            folder: self.path.clone(),
+        })?;
+        Ok(self.chat.get_or_init(|| chat))
     }
 
     /// Ids that end a text: those of the configuration, the generation configuration and the tokenizer together.

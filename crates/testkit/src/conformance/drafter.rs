@@ -90,9 +90,9 @@ impl<'a> Followed<'a> {
     fn prefill(&mut self, tokens: &[u32]) -> Result<(), Failure> {
         self.scene.push_str(&format!(", told {} tokens", tokens.len()));
         self.text.extend_from_slice(tokens);
-        // The last token is pending: the target has not been fed it, so it has no hidden row.
-        let (fed, pending) = tokens.split_at(tokens.len() - 1);
-        for (part, known) in [(fed, true), (pending, false)] {
+        // The first token has none before it, so no hidden row comes with it.
+        let (first, later) = tokens.split_at(1);
+        for (part, known) in [(first, false), (later, true)] {
             if part.is_empty() {
                 continue;
             }

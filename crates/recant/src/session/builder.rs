@@ -1,20 +1,18 @@
-//! One sequence from prompt to text, streamed.
+//! Preparing a session.
 
-use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use recant_core::{Cache, CacheOptions, CacheStack, Footprint, Hidden};
+use recant_core::{CacheOptions, CacheStack, Cancel, Hidden};
 use recant_generate::{
-    CombinedDrafter, Decoder, Depth, DraftVocabulary, Drafter, Error, Finish, Generation, Limits,
-    ModelDrafter, NgramDrafter, Phases, Round,
+    CombinedDrafter, Decoder, Depth, DraftVocabulary, Drafter, Error, LogitsProcessor, LogprobsOptions,
+    ModelDrafter, NgramDrafter, PromptStore, Sampler, Sampling,
 };
-
 use recant_mtp::{HeadCheck, MtpDrafter};
 
+use super::{Session, Stats};
 use crate::heads::CheckedHead;
-use crate::text::TextStream;
-use crate::{Loaded, Result, Text, Threads};
+use crate::stop::TextOutput;
+use crate::{Loaded, Result, Threads};
 
 /// Tokens drafted in a round unless told otherwise.
 const DRAFT_TOKENS: usize = 4;
@@ -35,6 +33,12 @@ pub struct SessionBuilder {
     caches: Option<CacheStack>,
     threads: Option<Threads>,
     ignore_eos: bool,
+    sampling: Sampling,
+    processors: Vec<Box<dyn LogitsProcessor>>,
+    logprobs: Option<LogprobsOptions>,
+    stops: Vec<String>,
+    store: Option<PromptStore>,
+    cancel: Cancel,
 }
 
 enum Source {
@@ -60,7 +64,51 @@ impl SessionBuilder {
             caches: None,
             threads: None,
             ignore_eos: false,
+            sampling: Sampling::default(),
+            processors: Vec::new(),
+            logprobs: None,
+            stops: Vec::new(),
+            store: None,
+            cancel: Cancel::new(),
         }
+    }
+
+    /// Chooses tokens so: greedily unless set.
+    pub fn sampling(mut self, sampling: Sampling) -> Self {
+        self.sampling = sampling;
+        self
+    }
+
+    /// Lets a processor change the logits before tokens are chosen, after those added before it.
+    pub fn processor(mut self, processor: Box<dyn LogitsProcessor>) -> Self {
+        self.processors.push(processor);
+        self
+    }
+
+    /// Gives log-probabilities with the tokens.
+    pub fn logprobs(mut self, logprobs: LogprobsOptions) -> Self {
+        self.logprobs = Some(logprobs);
+        self
+    }
+
+    /// Ends generation where one of these strings is complete. Nothing of it is shown, and the text ends with the token
+    /// that completes it.
+    pub fn stop<S: Into<String>>(mut self, stops: impl IntoIterator<Item = S>) -> Self {
+        self.stops = stops.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Begins prompts where the store holds a beginning of theirs, and leaves checkpoints there: of prompts as they are read,
+    /// and of each turn's end.
+    pub fn prompt_store(mut self, store: &PromptStore) -> Self {
+        self.store = Some(store.clone());
+        self
+    }
+
+    /// Stops reading and generating when this is raised: between rounds, and between layers.
+    pub fn cancel(mut self, cancel: &Cancel) -> Self {
+        self.cancel = cancel.clone();
+        self
     }
 
     /// Drafts with a smaller model of the same tokenizer. It may be a hybrid.
@@ -158,7 +206,8 @@ impl SessionBuilder {
     /// # Errors
     /// Vocabularies that differ, a multi-token-prediction head that is absent, incomplete or another model's, caches of
     /// another model, caches that cannot take back the tokens drafted in a round, a depth to be chosen or a draft vocabulary
-    /// without anything that drafts, or threads that cannot be started.
+    /// without anything that drafts, a sampling parameter out of its range, an empty stop string, or threads that cannot be
+    /// started.
     pub fn build(mut self) -> Result<Session> {
         let most = self.depth.most();
         self.options.record_limit = self.options.record_limit.max(most.saturating_add(1));
@@ -171,7 +220,14 @@ impl SessionBuilder {
             Some(caches) => caches,
             None => model.new_caches(&self.options)?,
         };
+        let output = TextOutput::new(std::mem::take(&mut self.stops))?;
         let mut decoder = Decoder::new(model.clone(), caches, self.target.text().assigned())?;
+        let processors = std::mem::take(&mut self.processors);
+        let sampler = Sampler::new(self.sampling.clone(), processors, self.logprobs, decoder.vocab())?;
+        decoder = decoder.with_sampler(sampler)?;
+        if let Some(store) = self.store.take() {
+            decoder = decoder.with_store(store);
+        }
         let Drafting {
             drafter,
             check,
@@ -194,6 +250,8 @@ impl SessionBuilder {
             check,
             warnings,
             threads,
+            output,
+            cancel: self.cancel,
             depth: self.depth,
             target: self.target,
             decoder,
@@ -277,240 +335,4 @@ impl Drafting {
 fn lacks(asked: impl Into<String>, needs: &'static str) -> crate::Error {
     let asked = asked.into();
     Error::Lacks { asked, needs }.into()
-}
-
-/// Figures of a session since its prompt was read.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Stats {
-    /// Tokens of the prompt.
-    pub prompt_tokens: usize,
-    /// Tokens generated.
-    pub generated_tokens: usize,
-    /// Forwards of the target after the prompt.
-    pub rounds: usize,
-    /// Tokens proposed.
-    pub drafted: usize,
-    /// Proposals that stayed in the text.
-    pub accepted: usize,
-    /// In how many rounds so many tokens were asked of the drafter: by number, from 0. A round near a limit asks for no more
-    /// than it leaves room for.
-    pub depths: Vec<usize>,
-    /// For each place in a round's proposal, in how many rounds a token was proposed there.
-    pub drafted_by_position: Vec<usize>,
-    /// For each place in a round's proposal, in how many rounds the token there was accepted.
-    pub accepted_by_position: Vec<usize>,
-    /// Seconds by phase.
-    pub time: Phases,
-}
-
-impl Stats {
-    fn add(&mut self, round: &Round) {
-        self.generated_tokens += round.tokens.len();
-        self.rounds += 1;
-        self.drafted += round.drafted;
-        self.accepted += round.accepted;
-        if self.depths.len() <= round.asked {
-            self.depths.resize(round.asked + 1, 0);
-        }
-        self.depths[round.asked] += 1;
-        count(&mut self.drafted_by_position, round.drafted);
-        count(&mut self.accepted_by_position, round.accepted);
-        self.accepted_by_position
-            .resize(self.drafted_by_position.len(), 0);
-        self.time.add(&round.time);
-    }
-
-    /// Seconds spent generating, the prompt left out.
-    pub fn decode_time(&self) -> Duration {
-        self.time.draft + self.time.verify + self.time.rollback + self.time.sample
-    }
-}
-
-/// Adds one to each of the first `n` places.
-fn count(places: &mut Vec<usize>, n: usize) {
-    if places.len() < n {
-        places.resize(n, 0);
-    }
-    places[..n].iter_mut().for_each(|place| *place += 1);
-}
-
-/// What a session says while it generates.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
-    /// A token, in order.
-    Token {
-        /// Its id.
-        id: u32,
-        /// The text it completes; empty while a character is incomplete, and for special tokens.
-        text: String,
-        /// Whether the drafter guessed it.
-        drafted: bool,
-    },
-    /// A round is over; its tokens came before this.
-    Round(Round),
-    /// Generation is over.
-    End {
-        /// Why.
-        finish: Finish,
-        /// Text that was held back: an incomplete character.
-        text: String,
-    },
-}
-
-impl Event {
-    /// The text that came with it, if any.
-    pub fn text(&self) -> &str {
-        match self {
-            Self::Token { text, .. } | Self::End { text, .. } => text,
-            Self::Round(_) => "",
-        }
-    }
-}
-
-/// One sequence: a prompt, and the text that a model continues it with, greedily.
-///
-/// The text does not depend on the drafter, on the number of tokens drafted or on the number of threads, bit for bit.
-pub struct Session {
-    target: Loaded,
-    decoder: Decoder,
-    depth: Depth,
-    eos: Vec<u32>,
-    threads: Threads,
-    stats: Stats,
-    check: Option<HeadCheck>,
-    warnings: Vec<String>,
-}
-
-impl Session {
-    /// Reads a prompt as plain text. What the session held before is forgotten.
-    ///
-    /// # Errors
-    /// The prompt is empty or longer than the model takes; the session is then empty.
-    pub fn start(&mut self, prompt: &str) -> Result<()> {
-        let ids = self.target.text().encode(prompt)?;
-        self.start_tokens(&ids, &mut |_, _| {})
-    }
-
-    /// Reads a prompt of ids. `progress` is told how many of how many are read.
-    ///
-    /// # Errors
-    /// As [`start`](Session::start), or an id that the model does not know.
-    pub fn start_tokens(
-        &mut self,
-        ids: &[u32],
-        progress: &mut (dyn FnMut(usize, usize) + Send),
-    ) -> Result<()> {
-        self.decoder.reset();
-        self.stats = Stats::default();
-        let decoder = &mut self.decoder;
-        self.stats.time.prefill = self.threads.run(|| decoder.prefill(ids, progress))?;
-        self.stats.prompt_tokens = ids.len();
-        Ok(())
-    }
-
-    /// Generates up to `max_tokens` tokens from where the text stands. Called again, it goes on.
-    ///
-    /// Dropping the run leaves the session whole: every token of the last round is part of the text, whether its event was
-    /// seen or not.
-    pub fn generate(&mut self, max_tokens: usize) -> Run<'_> {
-        let limits = Limits {
-            max_tokens,
-            depth: self.depth,
-            eos: self.eos.clone(),
-        };
-        Run {
-            generation: self.decoder.generate(limits),
-            text: self.target.text(),
-            threads: &self.threads,
-            stats: &mut self.stats,
-            stream: TextStream::default(),
-            events: VecDeque::new(),
-            over: false,
-        }
-    }
-
-    /// The text so far as ids, prompt included. The last one is pending: the caches do not hold it yet.
-    pub fn tokens(&self) -> &[u32] {
-        self.decoder.tokens()
-    }
-
-    /// The caches: they hold all tokens but the pending one.
-    pub fn caches(&self) -> &CacheStack {
-        self.decoder.caches()
-    }
-
-    /// Bytes of the target's caches.
-    pub fn footprint(&self) -> Footprint {
-        self.decoder.caches().footprint()
-    }
-
-    /// How often the multi-token-prediction head's first draft was what the target chooses, over the short text it was
-    /// checked on; none without a head.
-    pub fn head_check(&self) -> Option<&HeadCheck> {
-        self.check.as_ref()
-    }
-
-    /// What a user should know of this session: a head that agrees with almost nothing, with the likely causes, since
-    /// no output shows it; or a head that `auto` could not use.
-    pub fn warnings(&self) -> &[String] {
-        &self.warnings
-    }
-
-    /// Figures since the prompt.
-    pub fn stats(&self) -> &Stats {
-        &self.stats
-    }
-}
-
-/// The events of one generation: see [`Session::generate`].
-pub struct Run<'a> {
-    generation: Generation<'a>,
-    text: &'a Text,
-    threads: &'a Threads,
-    stats: &'a mut Stats,
-    stream: TextStream,
-    events: VecDeque<Event>,
-    over: bool,
-}
-
-impl Run<'_> {
-    fn advance(&mut self) -> Result<()> {
-        let generation = &mut self.generation;
-        match self.threads.run(|| generation.next()) {
-            Some(round) => {
-                let round = round?;
-                self.stats.add(&round);
-                for token in &round.tokens {
-                    self.events.push_back(Event::Token {
-                        id: token.id,
-                        text: self.stream.push(self.text, token.id)?,
-                        drafted: token.drafted,
-                    });
-                }
-                self.events.push_back(Event::Round(round));
-            }
-            None => {
-                self.over = true;
-                if let Some(finish) = self.generation.finish() {
-                    let text = self.stream.finish(self.text)?;
-                    self.events.push_back(Event::End { finish, text });
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Iterator for Run<'_> {
-    type Item = Result<Event>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.events.is_empty() && !self.over {
-            if let Err(error) = self.advance() {
-                self.over = true;
-                return Some(Err(error));
-            }
-        }
-        self.events.pop_front().map(Ok)
-    }
 }
