@@ -112,8 +112,8 @@ impl CacheFile {
     /// Writes the file. One that was there is replaced only once the new one is whole.
     ///
     /// # Errors
-    /// The number of tokens is not that of `caches`, which is not a stack's, or has layers with parts of their own; the file
-    /// cannot be written.
+    /// The number of tokens is not that of `caches`; these are not a stack's, or have layers with parts of their own; rows are not
+    /// as many as a snapshot says; parts in `beside` are more than 8 deep; or the file cannot be written.
     pub fn write(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let (mut meta, mut tensors) = self.encode()?;
@@ -174,7 +174,7 @@ impl CacheFile {
                 )
                 .in_layer(index, part.kind()));
             }
-            describe(&format!("layers.{index}."), part, &mut meta, &mut tensors);
+            describe(&format!("layers.{index}."), part, &mut meta, &mut tensors)?;
         }
         if let Some(beside) = &self.beside {
             let mut all = Vec::new();
@@ -183,7 +183,7 @@ impl CacheFile {
             for (index, snapshot) in all.into_iter().enumerate() {
                 let prefix = format!("{BESIDE}.{index}.");
                 meta.insert(format!("{prefix}parts"), snapshot.parts().len().to_string());
-                describe(&prefix, snapshot, &mut meta, &mut tensors);
+                describe(&prefix, snapshot, &mut meta, &mut tensors)?;
             }
         }
         for (name, value) in &self.notes {
@@ -208,7 +208,8 @@ fn flatten<'a>(snapshot: &'a Snapshot, depth: usize, all: &mut Vec<&'a Snapshot>
 }
 
 /// Adds the fields and tensors of one snapshot without its parts.
-fn describe(prefix: &str, snapshot: &Snapshot, meta: &mut Fields, tensors: &mut Tensors) {
+fn describe(prefix: &str, snapshot: &Snapshot, meta: &mut Fields, tensors: &mut Tensors) -> Result<()> {
+    snapshot.check_rows()?;
     meta.insert(format!("{prefix}kind"), snapshot.kind().to_owned());
     meta.insert(format!("{prefix}len"), snapshot.len().to_string());
     if snapshot.start() > 0 {
@@ -223,6 +224,7 @@ fn describe(prefix: &str, snapshot: &Snapshot, meta: &mut Fields, tensors: &mut 
     for (name, array) in snapshot.arrays() {
         tensors.insert(format!("{prefix}{name}"), array.clone());
     }
+    Ok(())
 }
 
 fn parse(bytes: &[u8]) -> Parsed<CacheFile> {

@@ -139,7 +139,11 @@ impl Snapshot {
 
     /// The same with arrays that are all of their storage. One that was a view is copied, so that it does not keep alive what
     /// it was cut from.
+    ///
+    /// # Errors
+    /// An array of rows has not one for each token.
     pub fn compact(&self) -> Result<Self> {
+        self.check_rows()?;
         let mut compact = self.clone();
         for array in compact.arrays.values_mut() {
             *array = owned(array.clone())?;
@@ -173,6 +177,7 @@ impl Snapshot {
                 format!("{tokens:?}"),
             ));
         }
+        self.check_rows()?;
         let mut cut = Self::new(&self.kind, tokens.end).starting_at(tokens.start);
         cut.settings = self.settings.clone();
         for (name, array) in &self.arrays {
@@ -182,7 +187,6 @@ impl Snapshot {
                 }
                 continue;
             }
-            self.check_rows(name, array)?;
             if *tokens == (self.start..self.len) {
                 cut = cut.with_rows(name, owned(array.clone())?);
             } else if !tokens.is_empty() {
@@ -197,14 +201,17 @@ impl Snapshot {
         Ok(cut)
     }
 
-    fn check_rows(&self, name: &str, array: &Tensor) -> Result<()> {
-        let (rows, tokens) = (array.dims().first().copied(), self.len - self.start);
-        if rows != Some(tokens) {
-            return Err(Error::mismatch(
-                format!("array `{name}` of a {} snapshot", self.kind),
-                format!("{tokens} rows"),
-                format!("{:?}", array.dims()),
-            ));
+    /// Refuses arrays of rows that have not one for each token. Parts are not looked at.
+    pub(crate) fn check_rows(&self) -> Result<()> {
+        let tokens = self.len - self.start;
+        for (name, array) in self.arrays.iter().filter(|(name, _)| self.rows.contains(*name)) {
+            if array.dims().first() != Some(&tokens) {
+                return Err(Error::mismatch(
+                    format!("array `{name}` of a {} snapshot", self.kind),
+                    format!("{tokens} rows"),
+                    format!("{:?}", array.dims()),
+                ));
+            }
         }
         Ok(())
     }
@@ -231,6 +238,7 @@ impl Snapshot {
                 _ => Err(Error::mismatch("pieces of a snapshot to join", "at least one", 0)),
             };
         };
+        pieces.iter().try_for_each(|piece| piece.check_rows())?;
         for pair in pieces.windows(2) {
             pair[0].check_next(pair[1])?;
         }
@@ -252,7 +260,6 @@ impl Snapshot {
                         format!("{:?}", piece.rows),
                     )
                 })?;
-                piece.check_rows(name, array)?;
                 rows.push(array);
             }
             joined = joined.with_rows(name, Tensor::cat(&rows, 0)?);

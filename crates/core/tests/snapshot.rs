@@ -149,7 +149,8 @@ fn what_cannot_be_cut_or_joined_is_refused() -> Result<()> {
     assert!(Snapshot::join(&[&a, &a.after(4)?, &b.after(4)?]).is_err());
     assert!(Snapshot::join(&[&a, &rows("a", 9, 2)?.after(4)?]).is_err());
     let short = Snapshot::new("kv", 5).with_rows("a", Tensor::zeros((4, 1), DType::F32, &Device::Cpu)?);
-    assert!(short.rows(0..5).is_err() && short.after(2).is_err());
+    assert!(short.rows(0..5).is_err() && short.after(2).is_err() && short.compact().is_err());
+    assert!(Snapshot::join(&[&short]).is_err() && Snapshot::join(&[&short, &a.rows(4..4)?]).is_err());
     let scalar = Snapshot::new("kv", 1).with_rows("a", Tensor::zeros((), DType::F32, &Device::Cpu)?);
     assert!(scalar.rows(0..1).is_err());
     let uneven = Snapshot::new("stack", 5).with_parts(vec![a]);

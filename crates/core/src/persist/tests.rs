@@ -417,6 +417,10 @@ fn wrong_fields_of_pieces_and_of_what_is_beside_are_refused_by_name() -> Result<
         deeper.write(folder.path().join("piece")),
         Err(Error::Mismatch { .. })
     ));
+    let short = Snapshot::new("short", 3).with_rows("rows", Tensor::new(&[1f32, 2.0], &Device::Cpu)?);
+    assert!(piece(&stack()?, short)?
+        .write(folder.path().join("piece"))
+        .is_err());
     // A chain of parts, each of which is the only one of that before it.
     let read = rewritten(&piece(&stack()?, Snapshot::new("top", 0))?, |meta| {
         meta.insert(BESIDE.into(), String::from("100000"));

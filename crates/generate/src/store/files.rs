@@ -11,7 +11,8 @@ use std::sync::{Arc, PoisonError};
 use recant_core::persist::CacheFile;
 use recant_core::Snapshot;
 
-use super::tree::{Exported, Held, Key};
+use super::key::Key;
+use super::tree::{Exported, Held};
 use super::{Apart, PromptStore};
 use crate::{Error, Result};
 

@@ -1,6 +1,9 @@
 //! Checkpoints of whole cache stacks, to be found again by the tokens that they hold.
 
 mod files;
+mod key;
+#[cfg(test)]
+mod tests;
 mod tree;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,7 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use recant_core::{Error as CoreError, Snapshot};
 
 use crate::Result;
-use tree::{bytes_of_tokens, Cut, Forest, Found, FoundDrafter, FoundEntry, Held, Key, Outcome, Plan, Room};
+use key::Key;
+use tree::{bytes_of_tokens, Cut, Forest, Found, FoundDrafter, FoundEntry, Held, Outcome, Plan, Room};
 
 /// The kind of a stack's snapshot.
 const STACK: &str = "stack";
