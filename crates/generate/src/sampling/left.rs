@@ -105,6 +105,7 @@ fn earliest(coarse: u32) -> f32 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::noise::Stream;
     use super::*;
 
     #[test]
@@ -121,7 +122,7 @@ mod tests {
             let bound = f64::from(earliest(coarse));
             assert!(bound + 1e-3 > exact, "{coarse}: {bound} and {exact}");
             assert!(
-                coarse < 1 << 20 || coarse > 1 << 30 || bound < exact + 0.3,
+                !(1 << 20..1 << 30).contains(&coarse) || bound < exact + 0.3,
                 "{coarse}"
             );
         }
@@ -141,11 +142,46 @@ mod tests {
                 inverse,
             };
             for position in 0..200 {
-                let key = Key::new(5, super::super::noise::Stream::Race, position, 0);
+                let key = Key::new(5, Stream::Race, position, 0);
                 let score =
                     |id: u32| f64::from(left.scaled(logits[id as usize])) - (-(-key.fine(id)).ln_1p()).ln();
                 let best = (0..5_000).max_by(|a, b| score(*a).total_cmp(&score(*b)));
                 assert_eq!(Some(left.race(key)), best);
+            }
+        }
+    }
+    /// Many tokens, many positions: no token and no pair of neighbours is favoured.
+    #[test]
+    fn a_race_among_many_is_fair() {
+        let logits = vec![0.0; 30_000];
+        let left = Left {
+            logits: &logits,
+            ids: None,
+            max: 0.0,
+            inverse: 1.0,
+        };
+        for seed in 0..3 {
+            let winner = |position| left.race(Key::new(seed, Stream::Race, position, 0)) as usize;
+            let winners: Vec<usize> = (0..8_000).map(winner).collect();
+            let counts = |cells: usize, cell: &dyn Fn(usize) -> usize| {
+                let mut counts = vec![0; cells];
+                (1..winners.len()).for_each(|position| counts[cell(position)] += 1);
+                counts
+            };
+            for counts in [
+                counts(60, &|position| winners[position] / 500),
+                counts(60, &|position| winners[position] % 60),
+                counts(64, &|position| {
+                    winners[position] % 8 * 8 + winners[position - 1] % 8
+                }),
+            ] {
+                let expected = 7_999.0 / counts.len() as f64;
+                let square: f64 = counts
+                    .iter()
+                    .map(|count| (f64::from(*count) - expected).powi(2) / expected)
+                    .sum();
+                // Less than once in 10,000 times by chance.
+                assert!(square < 112.0, "seed {seed}: {square} of {} cells", counts.len());
             }
         }
     }

@@ -106,7 +106,7 @@ fn c079_every_token_comes_at_its_rate() {
             };
             let mut sampler = Sampler::new(sampling, Vec::new(), None, 3).expect("parameters");
             sampler.begin(&[0]);
-            let row = output(&[logits.clone()], Readout::All);
+            let row = output(std::slice::from_ref(&logits), Readout::All);
             let draft = sampler
                 .draws(&[0])
                 .choose(&[], Row::only(&row).expect("a row"), None, 3);

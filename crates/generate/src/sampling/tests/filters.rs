@@ -85,7 +85,7 @@ proptest! {
             let sampling = Sampling { temperature, seed, ..sampling.clone() };
             let mut sampler = Sampler::new(sampling, Vec::new(), None, logits.len()).expect("parameters");
             let mut chosen = |readout| {
-                let rows = output(&[logits.clone()], readout);
+                let rows = output(std::slice::from_ref(&logits), readout);
                 sampler.judge(&[0], &[], &rows, &mut |_| Ok(false)).expect("a verdict").tokens
             };
             let readout = Readout::Largest { count: 1, among: logits.len() };

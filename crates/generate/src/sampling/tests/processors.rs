@@ -159,7 +159,7 @@ fn a_round_that_failed_is_undone_by_rewinding() {
     let rows = output(&[next.clone(), next], sampler.readout());
     for _ in 0..2 {
         let error = sampler
-            .judge(&PROMPT, &[right.clone()], &rows, &mut |_| Ok(false))
+            .judge(&PROMPT, std::slice::from_ref(&right), &rows, &mut |_| Ok(false))
             .err();
         assert!(error.is_some_and(|error| error.to_string().contains("the grammar has no such rule")));
         assert_eq!(seen.lock().expect("a lock").told, [1, 2, right.id]);
