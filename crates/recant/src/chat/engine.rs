@@ -28,7 +28,13 @@ pub(super) fn new() -> Result<Environment<'static>, Error> {
             .build()?,
     );
     engine.set_auto_escape_callback(|_| AutoEscape::None);
-    engine.set_unknown_method_callback(unknown_method_callback);
+    engine.set_unknown_method_callback(|state, value, method, arguments| {
+        match (value.as_str(), arguments) {
+            (Some(text), []) => strip(text, method).map(Value::from),
+            _ => None,
+        }
+        .map_or_else(|| unknown_method_callback(state, value, method, arguments), Ok)
+    });
     engine.set_fuel(Some(FUEL));
     engine.set_formatter(|out, state, value| match float(value) {
         Some(number) => out.write_str(&number).map_err(Error::from),
@@ -36,6 +42,13 @@ pub(super) fn new() -> Result<Environment<'static>, Error> {
     });
     engine.add_filter("string", |value: &Value| {
         float(value).unwrap_or_else(|| value.to_string())
+    });
+    engine.add_filter("trim", |value: &Value, characters: Option<String>| {
+        let text = value.to_string();
+        match characters {
+            None => text.trim_matches(is_space).to_owned(),
+            Some(characters) => text.trim_matches(|c| characters.contains(c)).to_owned(),
+        }
     });
     engine.add_filter("tojson", |value: &Value, options: Kwargs| {
         python::tojson(value, options)
@@ -47,6 +60,21 @@ pub(super) fn new() -> Result<Environment<'static>, Error> {
         python::strftime(SystemTime::now(), &format)
     });
     Ok(engine)
+}
+
+/// Python's `strip` and its kin without arguments.
+fn strip<'a>(text: &'a str, method: &str) -> Option<&'a str> {
+    match method {
+        "strip" => Some(text.trim_matches(is_space)),
+        "lstrip" => Some(text.trim_start_matches(is_space)),
+        "rstrip" => Some(text.trim_end_matches(is_space)),
+        _ => None,
+    }
+}
+
+/// What Python takes for a space: four separators more than Unicode.
+fn is_space(c: char) -> bool {
+    c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
 
 fn float(value: &Value) -> Option<String> {

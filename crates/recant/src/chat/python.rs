@@ -276,7 +276,7 @@ fn civil(days: u64) -> (u64, u64, u64) {
     while days_before(year + 1) <= days {
         year += 1;
     }
-    let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let leap = days_before(year + 1) - days_before(year) == 366;
     let mut left = days - days_before(year);
     let lengths = [
         31,
