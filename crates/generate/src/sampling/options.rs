@@ -17,7 +17,8 @@ pub enum Rule {
     ///
     /// The text of a seed is that of plain decoding, token for token, whatever the drafter and however far it looks ahead.
     /// Fewer drafts are accepted than by the other rules: at least the share `s / (2 - s)`, where `s` is the sum over
-    /// all tokens of the lesser of both probabilities, which is the share that [`Token`](Self::Token) accepts.
+    /// all tokens of the lesser of both probabilities, which is the share that [`Token`](Self::Token) accepts (Daliri, Musco
+    /// and Suresh, arXiv 2408.07978).
     #[default]
     Coupled,
     /// A draft is accepted with the quotient of the target's and the drafter's probability; if it is not, a token is drawn
@@ -51,7 +52,7 @@ pub struct Sampling {
     pub presence_penalty: f32,
     /// Is taken from the logits of tokens in the output once for each time they occur; the prompt does not count. 0: none.
     pub frequency_penalty: f32,
-    /// How many of the newest tokens, prompt included, the three penalties look at. None: all.
+    /// How many of the newest tokens, prompt included, the three penalties look at; 0 is none. None: all.
     pub penalty_window: Option<usize>,
     /// Is added to the logits of these tokens. Minus infinity bans one.
     pub logit_bias: Vec<(u32, f32)>,

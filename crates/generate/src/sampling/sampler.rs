@@ -31,6 +31,36 @@ pub struct Verdict {
 /// [`judge`](Self::judge) with the target's logits. What it gives depends on the text, the logits and the proposals, and on
 /// nothing that happened in earlier rounds; only processors of the caller's have a state, which is why a round that
 /// failed is made undone with [`rewind`](Self::rewind).
+///
+/// # Example
+/// ```
+/// use recant_core::candle::{Device, Tensor};
+/// use recant_core::SegmentOutput;
+/// use recant_generate::{Proposed, Sampler, Sampling};
+///
+/// let sampling = Sampling {
+///     temperature: 0.7,
+///     top_k: 2,
+///     seed: 1,
+///     ..Sampling::default()
+/// };
+/// let mut sampler = Sampler::new(sampling, Vec::new(), None, 4)?;
+/// let text = [0, 3];
+/// sampler.begin(&text);
+/// // The target's logits after the pending token, 3, and after the draft of a drafter that guesses.
+/// let logits = [[0.0, 4.0, 5.0, 1.0], [9.0, 8.0, 0.0, 0.0f32]];
+/// let output = SegmentOutput {
+///     logits: Some(Tensor::new(&logits, &Device::Cpu)?),
+///     largest: None,
+///     hidden: None,
+/// };
+/// let verdict = sampler.judge(&text, &[Proposed::guess(2)], &output, &mut |token| Ok(token == 0))?;
+/// match verdict.accepted {
+///     0 => assert_eq!(verdict.tokens, [1]),
+///     _ => assert!(verdict.tokens == [2, 0] || verdict.tokens == [2, 1]),
+/// }
+/// # Ok::<(), recant_generate::Error>(())
+/// ```
 pub struct Sampler {
     sampling: Sampling,
     filters: Filters,
@@ -171,7 +201,11 @@ impl Sampler {
             let position = text.len() + place;
             let raw = rows.row(place, self.vocab);
             let Work { history, copy, kept } = &mut *work;
-            let row = self.process(history, copy, text, &verdict.tokens, raw)?;
+            let row = match block {
+                // It is decided, and nobody asks how likely it was.
+                Some(_) if self.logprobs.is_none() => raw,
+                _ => self.process(history, copy, text, &verdict.tokens, raw)?,
+            };
             let (token, accepted) = match &block {
                 Some((accepted, last)) => match draft {
                     Some(draft) if place < *accepted => (draft.id, true),

@@ -257,3 +257,37 @@ fn rows_that_do_not_fit_are_refused() {
         Proposed::guess(8)
     );
 }
+
+#[test]
+fn rows_are_read_wherever_and_in_whatever_type_they_lie() {
+    let rows = [target(&PROMPT), target(&[4, 5])].concat();
+    let rows: Vec<f32> = rows.iter().map(|logit| (logit * 8.0).round()).collect();
+    let plain = Tensor::from_vec(rows, (2, VOCAB), &Device::Cpu).expect("two rows");
+    let with = |other: &Tensor, place: usize| Tensor::cat(&[other; 3], place).expect("a larger tensor");
+    let turned = plain.t().and_then(|turned| turned.contiguous()?.t());
+    let half = plain.to_dtype(recant_core::candle::DType::F16);
+    for logits in [
+        plain.clone(),
+        turned.expect("a transposed tensor"),
+        half.expect("another type"),
+        with(&plain, 0).narrow(0, 2, 2).expect("rows of a larger tensor"),
+        with(&plain, 1)
+            .narrow(1, VOCAB, VOCAB)
+            .expect("columns of a larger tensor"),
+        // What comes after the vocabulary does not count.
+        with(&plain, 1),
+    ] {
+        let output = SegmentOutput {
+            logits: Some(logits),
+            largest: None,
+            hidden: None,
+        };
+        let best = |row: &[f32]| (0..VOCAB).rev().max_by(|a, b| row[*a].total_cmp(&row[*b]));
+        let plain = plain.to_vec2::<f32>().expect("two rows");
+        let first = best(&plain[0]).expect("a token") as u32;
+        let second = best(&plain[1]).expect("a token") as u32;
+        let mut sampler = sampler(&Sampling::default());
+        let verdict = sampler.judge(&PROMPT, &[Proposed::guess(first)], &output, &mut |_| Ok(false));
+        assert_eq!(verdict.expect("a verdict").tokens, [first, second]);
+    }
+}
