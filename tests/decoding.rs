@@ -10,11 +10,12 @@ use std::sync::Arc;
 use common::{assert_same, feed, folder_or_skip, load, text_ids, tiny, Result};
 use recant::candle::Tensor;
 use recant::core::{
-    AttentionCache, AttentionLayout, Cache, CacheOptions, CacheStack, Checkpoint, Error as CoreError,
-    Footprint, KvCache, KvView, LanguageModel, LayerCache, LayerLayout, ModelSpec, Snapshot,
+    AttentionCache, AttentionLayout, Cache, CacheOptions, CacheStack, Cancel, Checkpoint, Error as CoreError,
+    Footprint, KvCache, KvView, LanguageModel, LayerCache, LayerLayout, ModelSpec, Rows, Segment, Snapshot,
 };
 use recant::generate::{
-    CombinedDrafter, Decoder, Depth, DraftVocabulary, Drafter, Finish, Limits, ModelDrafter, NgramDrafter,
+    step, CombinedDrafter, Decoder, Depth, Done, DraftVocabulary, Drafter, Error, Finish, Limits,
+    ModelDrafter, NgramDrafter, Step,
 };
 use serde_json::json;
 
@@ -656,6 +657,126 @@ fn fails_and_goes_on(panics: bool) -> Result<()> {
             in_step("after the round that followed", &decoder)?;
         }
         assert_eq!(decoder.tokens(), &text[..decoder.tokens().len()]);
+    }
+    Ok(())
+}
+
+/// A step of each, with up to 4 drafts a round and 5 tokens of a prompt.
+fn step_all(decoders: &mut [Decoder]) -> Vec<recant::generate::Result<Done>> {
+    let mut never = vec![|_| Ok(false); decoders.len()];
+    let mut steps: Vec<Step<'_>> = decoders
+        .iter_mut()
+        .zip(&mut never)
+        .map(|(decoder, ends)| Step {
+            decoder,
+            depth: Depth::Fixed(4),
+            room: 100,
+            chunk: 5,
+            ends,
+            cancel: None,
+        })
+        .collect();
+    step(&mut steps)
+}
+
+#[test]
+fn a_sequence_that_fails_in_a_shared_call_does_not_stop_the_others() -> Result<()> {
+    let model = tiny(|text| text["num_hidden_layers"] = json!(8))?;
+    for guilty in 0..4 {
+        // Two that generate, with drafts and without, and two that read a prompt; one of the four has a cache that fails.
+        let mut lefts = Vec::new();
+        let mut decoders = Vec::new();
+        for number in 0..4 {
+            let (caches, left) = fragile(&model, false)?;
+            let mut decoder = Decoder::new(model.clone(), caches, usize::MAX)?;
+            if number % 2 == 1 {
+                let drafter = ModelDrafter::new(model.clone(), &CacheOptions::default())?;
+                decoder = decoder.with_drafter(Box::new(drafter), 4)?;
+            }
+            match number < 2 {
+                true => drop(decoder.prefill(&prompt(12), &mut |_, _| {})?),
+                false => drop(decoder.begin(&prompt(31))?),
+            }
+            decoders.push(decoder);
+            lefts.push(left);
+        }
+        step_all(&mut decoders);
+        let before: Vec<Vec<u32>> = decoders.iter().map(|d| d.tokens().to_vec()).collect();
+        lefts[guilty].store(1, Ordering::Relaxed);
+        let results = step_all(&mut decoders);
+        lefts[guilty].store(usize::MAX, Ordering::Relaxed);
+        // The failure took the shared call back; alone, each step goes through.
+        for (number, result) in results.into_iter().enumerate() {
+            result.map_err(|error| format!("{guilty} failed, and {number} with it: {error}"))?;
+            in_step("after a shared call failed", &decoders[number])?;
+        }
+        assert!(decoders[0].tokens().len() > before[0].len());
+        for _ in 0..12 {
+            step_all(&mut decoders)
+                .into_iter()
+                .try_for_each(|done| done.map(drop))?;
+        }
+        for (decoder, length) in decoders.iter().zip([12, 12, 31, 31]) {
+            let made = decoder.tokens().len() - length as usize;
+            assert!(made > 4);
+            assert_eq!(decoder.tokens(), plain_text(&model, &prompt(length), made)?);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn sequences_of_two_models_and_one_without_a_prompt_are_refused_alone() -> Result<()> {
+    let (model, other) = (tiny(|_| {})?, tiny(|text| text["num_hidden_layers"] = json!(8))?);
+    let mut decoders = [decoder(&model)?, decoder(&other)?, decoder(&model)?];
+    for decoder in &mut decoders[..2] {
+        decoder.prefill(&prompt(12), &mut |_, _| {})?;
+    }
+    let results = step_all(&mut decoders);
+    assert!(matches!(
+        &results[..],
+        [
+            Ok(Done::Round(_)),
+            Err(Error::OtherModel),
+            Err(Error::EmptyPrompt)
+        ]
+    ));
+    Ok(())
+}
+
+#[test]
+fn c113_a_call_that_nobody_waits_for_stops_between_two_layers() -> Result<()> {
+    let model = common::seeded::model(
+        &common::seeded::dense(|text| text["num_hidden_layers"] = json!(8)),
+        7,
+        recant::candle::DType::F32,
+    )?;
+    let (cancelled, wanted) = (Cancel::new(), Cancel::new());
+    for others in [false, true] {
+        cancelled.clear();
+        let mut caches = [(); 2].map(|()| model.new_caches(&CacheOptions::default()));
+        let [Ok(first), Ok(second)] = &mut caches else {
+            return Err("no caches".into());
+        };
+        let ids = prompt(6);
+        let mut batch = vec![Segment::new(&ids, first, Rows::All)];
+        batch[0].cancel = Some(&cancelled);
+        if others {
+            batch.push(Segment::new(&ids, second, Rows::All));
+            batch[1].cancel = Some(&wanted);
+        }
+        let mut layers = 0;
+        let output = model.forward_observed(&mut batch, &mut |layer, _| {
+            layers += 1;
+            if layer == 2 {
+                cancelled.cancel();
+            }
+        });
+        match others {
+            // Somebody waits for another sequence of the call.
+            true => assert!(output.is_ok() && layers == 8),
+            false => assert!(matches!(output, Err(CoreError::Cancelled)) && layers == 3),
+        }
     }
     Ok(())
 }
