@@ -1,3 +1,5 @@
+use std::sync::LazyLock;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -45,6 +47,33 @@ fn assert_stops(pieces: &[&str], stops: &[String]) {
 }
 
 proptest! {
+    /// Stop strings are taken out of the text itself, between any two characters, broken ones too.
+    #[test]
+    fn any_tokens_give_their_text_up_to_the_first_stop_string(
+        ids in prop::collection::vec(prop_oneof![0u32..300, 0u32..8200], 1..60),
+        cuts in prop::collection::vec((any::<prop::sample::Index>(), 1usize..8), 0..3),
+    ) {
+        static TEXT: LazyLock<Text> = LazyLock::new(|| Text::load(TOKENIZER).expect("the demo tokenizer"));
+        let whole = TEXT.decode(&ids)?;
+        let characters: Vec<char> = whole.chars().collect();
+        let stops: Vec<String> = cuts
+            .into_iter()
+            .filter(|_| !characters.is_empty())
+            .map(|(from, length)| characters[from.index(characters.len())..].iter().take(length).collect())
+            .collect();
+        let mut output = TextOutput::new(stops.clone())?;
+        let mut given = String::new();
+        for id in ids {
+            let piece = output.push(&TEXT, id)?;
+            given.push_str(&piece.text);
+            if piece.stopped {
+                break;
+            }
+        }
+        given.push_str(&output.finish(&TEXT)?);
+        prop_assert_eq!(&given, &whole[..end_of(&whole, &stops).unwrap_or(whole.len())]);
+    }
+
     #[test]
     fn any_cut_gives_the_text_up_to_the_first_stop_string(
         pieces in prop::collection::vec("[abé🦀]{0,4}", 0..12),
