@@ -60,14 +60,18 @@ fn c116_five_hundred_short_sessions_leave_no_more_than_fifty() -> Result<()> {
     let mut batcher = Batcher::new(&threads, BatcherOptions::default());
     let mut left = Vec::new();
     for number in 1..=500 {
-        let prompt: Vec<u32> = (0..40 + rng.below(40)).map(|_| 3 + rng.below(4000) as u32).collect();
+        let prompt: Vec<u32> = (0..40 + rng.below(40))
+            .map(|_| 3 + rng.below(4000) as u32)
+            .collect();
         let builder = target.session().threads(&threads).prompt_store(&store);
         let session = match number % 3 {
             0 => builder.draft(&draft).build()?,
             1 => builder.mtp().build()?,
             _ => builder.build()?,
         };
-        let ticket = batcher.submit(session, &prompt, 6).map_err(|refused| refused.error)?;
+        let ticket = batcher
+            .submit(session, &prompt, 6)
+            .map_err(|refused| refused.error)?;
         while !batcher.is_idle() {
             for (_, event) in batcher.step() {
                 event?;
@@ -83,6 +87,9 @@ fn c116_five_hundred_short_sessions_leave_no_more_than_fifty() -> Result<()> {
         }
     }
     let grown = left[1] - left[0];
-    assert!(grown < 200_000, "{grown} bytes more after 500 sessions than after 50");
+    assert!(
+        grown < 200_000,
+        "{grown} bytes more after 500 sessions than after 50"
+    );
     Ok(())
 }

@@ -74,7 +74,12 @@ impl DraftHead {
     ///
     /// # Errors
     /// No logit is a number, or the output is not one row of this head.
-    pub fn choose(&self, output: &SegmentOutput, draws: &Draws<'_>, drafted: &[Proposed]) -> Result<Proposed> {
+    pub fn choose(
+        &self,
+        output: &SegmentOutput,
+        draws: &Draws<'_>,
+        drafted: &[Proposed],
+    ) -> Result<Proposed> {
         let drafted: Vec<u32> = drafted.iter().map(|token| token.id).collect();
         let row = match output.largest.as_deref() {
             None => Row::All(output.logits()?),

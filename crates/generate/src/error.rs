@@ -66,7 +66,9 @@ pub enum Error {
     Processor(String),
 
     /// A round was to give no tokens.
-    #[error("a round gives at least one token, and there is room for none; ask for more tokens, or for no round")]
+    #[error(
+        "a round gives at least one token, and there is room for none; ask for more tokens, or for no round"
+    )]
     NoRoom,
 
     /// A call was to serve sequences of several models.

@@ -36,8 +36,8 @@ pub use greedy::choose;
 pub use model_drafter::ModelDrafter;
 pub use ngram::NgramDrafter;
 pub use sampling::{
-    Distribution, Draws, LogitsProcessor, Logprobs, LogprobsOf, LogprobsOptions, Proposed, Row, Rule, Sampler,
-    Sampling, Verdict,
+    Distribution, Draws, LogitsProcessor, Logprobs, LogprobsOf, LogprobsOptions, Proposed, Row, Rule,
+    Sampler, Sampling, Verdict,
 };
 pub use store::{DrafterState, Hit, PromptStore, StoreOptions, StoreStats, StoredState};
 pub use vocabulary::DraftVocabulary;

@@ -215,10 +215,17 @@ impl Drafter for ModelDrafter {
         };
         state.expect_kind(&self.state())?;
         let [caches] = state.parts() else {
-            return Err(recant_core::Error::mismatch("parts of a drafter's state", 1, state.parts().len()).into());
+            return Err(
+                recant_core::Error::mismatch("parts of a drafter's state", 1, state.parts().len()).into(),
+            );
         };
         if (state.len(), caches.len() + 1) != (tokens.len(), tokens.len()) {
-            return Err(recant_core::Error::mismatch("tokens of a drafter's state", tokens.len(), state.len()).into());
+            return Err(recant_core::Error::mismatch(
+                "tokens of a drafter's state",
+                tokens.len(),
+                state.len(),
+            )
+            .into());
         }
         self.caches.load(caches)?;
         self.behind.extend_from_slice(&tokens[caches.len()..]);

@@ -38,7 +38,10 @@ pub fn step(steps: &mut [Step<'_>]) -> Vec<Result<Done>> {
     let model = steps.first().map(|step| Arc::clone(step.decoder.model()));
     for (index, (step, plan)) in steps.iter_mut().zip(plans).enumerate() {
         let begun = plan.and_then(|plan| {
-            if !model.as_ref().is_some_and(|model| Arc::ptr_eq(model, step.decoder.model())) {
+            if !model
+                .as_ref()
+                .is_some_and(|model| Arc::ptr_eq(model, step.decoder.model()))
+            {
                 return Err(Error::OtherModel);
             }
             Open::new(step, plan)
@@ -58,13 +61,21 @@ pub fn step(steps: &mut [Step<'_>]) -> Vec<Result<Done>> {
     let start = Instant::now();
     let mut segments: Vec<Segment<'_>> = open.iter_mut().map(|(_, open)| open.segment()).collect();
     let rows: usize = segments.iter().map(|segment| segment.tokens.len()).sum();
-    let output = model.forward(&mut segments).map_err(Error::from).and_then(|output| {
-        let Output { segments: outputs } = output;
-        match outputs.len() == segments.len() {
-            true => Ok(outputs),
-            false => Err(recant_core::Error::mismatch("outputs of a call", segments.len(), outputs.len()).into()),
-        }
-    });
+    let output = model
+        .forward(&mut segments)
+        .map_err(Error::from)
+        .and_then(|output| {
+            let Output { segments: outputs } = output;
+            match outputs.len() == segments.len() {
+                true => Ok(outputs),
+                false => {
+                    Err(
+                        recant_core::Error::mismatch("outputs of a call", segments.len(), outputs.len())
+                            .into(),
+                    )
+                }
+            }
+        });
     drop(segments);
     let each = start.elapsed().div_f64(rows as f64);
 
@@ -203,7 +214,11 @@ impl<'a> Open<'a> {
         };
         let mut segment = Segment::new(&self.plan.tokens, caches, logits);
         segment.readout = self.line.sampler.readout();
-        segment.hidden = self.line.drafter.as_ref().and_then(|drafter| drafter.wants_hidden());
+        segment.hidden = self
+            .line
+            .drafter
+            .as_ref()
+            .and_then(|drafter| drafter.wants_hidden());
         segment.cancel = self.cancel;
         segment
     }
@@ -297,7 +312,10 @@ impl Line {
         match depth {
             Depth::Fixed(tokens) => tokens,
             Depth::Auto { most } => {
-                let known = self.controller.take().filter(|controller| controller.serves(most));
+                let known = self
+                    .controller
+                    .take()
+                    .filter(|controller| controller.serves(most));
                 self.controller
                     .insert(known.unwrap_or_else(|| Controller::new(most)))
                     .choose()
@@ -327,7 +345,10 @@ impl Line {
             drafter.prefill(&read, output.hidden.as_ref())?;
         }
         self.tokens.extend(read);
-        let every = self.store.as_ref().map_or(1, |store| store.options().every.max(1));
+        let every = self
+            .store
+            .as_ref()
+            .map_or(1, |store| store.options().every.max(1));
         if self.unread.is_empty() || caches.len().is_multiple_of(every) {
             self.remember(caches)?;
         }
