@@ -6,10 +6,9 @@ use recant_kernels::{
     attention, attention_inputs, AttentionSegment, AttentionShape, Backend, Linear, RotaryTable, Weight,
 };
 
-use crate::norm::one_plus;
 use crate::Sequence;
 
-/// Tensors of a full attention layer as the Hub stores them.
+/// Tensors of a full attention layer.
 #[derive(Debug, Clone)]
 pub struct AttentionWeights {
     /// `[heads * head_dim * (2 if gated), hidden_size]`; gated: each head's query rows, then its gate rows.
@@ -22,9 +21,9 @@ pub struct AttentionWeights {
     pub o: Weight,
     /// Biases of the four, if the layer has any.
     pub biases: Option<[Tensor; 4]>,
-    /// `[head_dim]`, zero-centred.
+    /// `[head_dim]`, f32, multiplied as it is.
     pub q_norm: Tensor,
-    /// `[head_dim]`, zero-centred.
+    /// `[head_dim]`, f32, multiplied as it is.
     pub k_norm: Tensor,
 }
 
@@ -50,8 +49,8 @@ impl GatedAttention {
         Ok(Self {
             inputs: Linear::new(backend, [&weights.q, &weights.k, &weights.v], input_bias.as_ref())?,
             out: Linear::new(backend, [&weights.o], out_bias)?,
-            q_norm: one_plus(&weights.q_norm)?,
-            k_norm: one_plus(&weights.k_norm)?,
+            q_norm: weights.q_norm.clone(),
+            k_norm: weights.k_norm.clone(),
             backend,
             shape,
         })

@@ -8,7 +8,7 @@ use recant_core::{
     SegmentOutput, StackLayout,
 };
 use recant_kernels::{Linear, Rotary};
-use recant_weights::{Folder, Inventory, Source, Weights};
+use recant_weights::{Folder, Inventory, Norms, Source, Stored, Weights};
 
 use crate::{Assembly, Config, DecoderBlock, Error, Family, LoadOptions, RmsNorm, Sequence};
 
@@ -313,15 +313,34 @@ struct Watched<'a, 'f> {
     progress: &'a mut dyn FnMut(u64, u64),
 }
 
+impl<'f> Watched<'_, 'f> {
+    /// Takes something, and says how far things are.
+    fn take<T>(&mut self, take: impl FnOnce(&mut Weights<'f>) -> T) -> T {
+        let taken = take(&mut self.weights);
+        (self.progress)(self.weights.bytes_taken(), self.weights.bytes_total());
+        taken
+    }
+}
+
 impl Source for Watched<'_, '_> {
     fn has(&self, name: &str) -> bool {
         self.weights.has(name)
     }
 
     fn take(&mut self, name: &str, shape: &[usize]) -> recant_weights::Result<Tensor> {
-        let tensor = self.weights.take(name, shape);
-        (self.progress)(self.weights.bytes_taken(), self.weights.bytes_total());
-        tensor
+        self.take(|weights| weights.take(name, shape))
+    }
+
+    fn take_matrix(&mut self, name: &str, shape: [usize; 2]) -> recant_weights::Result<Stored> {
+        self.take(|weights| weights.take_matrix(name, shape))
+    }
+
+    fn take_stack(&mut self, name: &str, shape: [usize; 3]) -> recant_weights::Result<Vec<Stored>> {
+        self.take(|weights| weights.take_stack(name, shape))
+    }
+
+    fn norms(&self) -> Norms {
+        self.weights.norms()
     }
 
     fn discard(&mut self, name: &str) {

@@ -2,7 +2,7 @@
 
 use recant_core::candle::Tensor;
 use recant_core::Result;
-use recant_kernels::{add_gated, route, Backend, Linear, Mlp, MoeShape, SparseExperts};
+use recant_kernels::{add_gated, route, Backend, Linear, Mlp, MoeShape, SparseExperts, Weight};
 
 /// Each row goes to its own few of many experts and, weighed by a gate of its own, to the shared one.
 #[derive(Debug)]
@@ -24,16 +24,16 @@ impl SparseMoe {
     pub fn new(
         backend: Backend,
         shape: MoeShape,
-        router: &Tensor,
+        router: Weight,
         experts: Vec<Mlp>,
         shared: Mlp,
-        shared_gate: &Tensor,
+        shared_gate: Weight,
     ) -> Result<Self> {
         Ok(Self {
-            router: Linear::new(backend, std::slice::from_ref(router), None)?,
+            router: Linear::new(backend, [router], None)?,
             experts: SparseExperts::new(backend, shape, experts)?,
             shared,
-            shared_gate: Linear::new(backend, std::slice::from_ref(shared_gate), None)?,
+            shared_gate: Linear::new(backend, [shared_gate], None)?,
             backend,
             shape,
         })

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use recant_core::candle::{DType, Tensor};
+use recant_core::candle::Tensor;
 use recant_core::{Cache, CacheOptions, CacheStack, LanguageModel, StackLayout};
 use recant_kernels::{Linear, Rotary};
 use recant_layers::{
     Assembly, DecoderBlock, Family, FeedForward, HybridModel, LayerKind, LoadOptions, RmsNorm, Sequence,
 };
-use recant_weights::{Folder, Norms, Source, Weights};
+use recant_weights::{Folder, Norms, Weights};
 
 use crate::{Error, Result};
 
@@ -22,6 +22,8 @@ pub struct MtpHead {
 #[derive(Debug)]
 struct Parts {
     fc: Linear,
+    /// Whether `fc` takes [hidden, embedding].
+    swapped: bool,
     norm_embedding: RmsNorm,
     norm_hidden: RmsNorm,
     block: DecoderBlock,
@@ -59,14 +61,13 @@ impl MtpHead {
                 promised: promise(folder),
             });
         };
-        let shifted = (head.norms == Norms::OnePlus) != reading.other_norms;
-        let mut source = Read {
-            weights: head.weights,
-            shifted,
-            swapped: reading.swapped,
+        let mut weights = match (reading.other_norms, head.norms()) {
+            (false, norms) => head.with_norms(norms),
+            (true, Norms::ZeroCentred) => head.with_norms(Norms::OnePlus),
+            (true, Norms::OnePlus) => head.with_norms(Norms::ZeroCentred),
         };
-        let parts = parts(family, target, folder, options, &mut source)?;
-        source.weights.finish()?;
+        let parts = parts(family, target, folder, options, &mut weights, reading.swapped)?;
+        weights.finish()?;
         Ok(Self {
             target: target.clone(),
             parts: Arc::new(parts),
@@ -110,7 +111,10 @@ impl MtpHead {
         caches.admit(tokens.len())?;
         let embedded = parts.norm_embedding.forward(&self.target.embed(tokens)?)?;
         let hidden = parts.norm_hidden.forward(&hidden.contiguous()?)?;
-        let both = Tensor::cat(&[embedded, hidden], 1)?;
+        let both = match parts.swapped {
+            false => Tensor::cat(&[embedded, hidden], 1)?,
+            true => Tensor::cat(&[hidden, embedded], 1)?,
+        };
         let x = parts.fc.forward(&both).map_err(recant_core::Error::from)?;
         let start = caches.len();
         let positions: Vec<usize> = (start..start + tokens.len()).collect();
@@ -133,7 +137,8 @@ fn parts(
     target: &HybridModel,
     folder: &Folder,
     options: &LoadOptions,
-    source: &mut Read<'_>,
+    source: &mut Weights<'_>,
+    swapped: bool,
 ) -> Result<Parts> {
     let config = target.config();
     let hidden = config.hidden_size;
@@ -155,6 +160,7 @@ fn parts(
     };
     Ok(Parts {
         fc,
+        swapped,
         norm_embedding,
         norm_hidden,
         block,
@@ -217,41 +223,4 @@ pub(crate) struct Reading {
     pub(crate) other_norms: bool,
     /// The fusion matrix for [hidden, embedding].
     pub(crate) swapped: bool,
-}
-
-/// A head's weights with all norms as their distance from one, and the embedding's half of the fusion matrix first.
-struct Read<'a> {
-    weights: Weights<'a>,
-    /// Norms are stored with the one added.
-    shifted: bool,
-    swapped: bool,
-}
-
-impl Source for Read<'_> {
-    fn has(&self, name: &str) -> bool {
-        self.weights.has(name)
-    }
-
-    fn take(&mut self, name: &str, shape: &[usize]) -> recant_weights::Result<Tensor> {
-        let tensor = self.weights.take(name, shape)?;
-        // Every norm of a full attention layer and of the head is of this kind, and nothing else is named so.
-        let read = if self.shifted && name.contains("norm") {
-            tensor.to_dtype(DType::F32).and_then(|t| t - 1.0)
-        } else if self.swapped && name == "fc.weight" {
-            let half = shape[1] / 2;
-            tensor
-                .narrow(1, half, half)
-                .and_then(|late| Tensor::cat(&[late, tensor.narrow(1, 0, half)?], 1))
-        } else {
-            Ok(tensor)
-        };
-        read.map_err(|source| recant_weights::Error::Tensor {
-            tensor: name.to_owned(),
-            source: source.into(),
-        })
-    }
-
-    fn discard(&mut self, name: &str) {
-        self.weights.discard(name);
-    }
 }

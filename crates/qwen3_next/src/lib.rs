@@ -48,13 +48,21 @@ impl Family for Qwen3Next {
         let config = assembly.config();
         let split = split::Split::of(config);
         let hidden = config.hidden_size;
-        let qkvz = assembly.take(
+        let qkvz = assembly.stored(
             &format!("{prefix}.in_proj_qkvz.weight"),
-            &[split.qkvz_rows(), hidden],
+            [split.qkvz_rows(), hidden],
         )?;
-        let ba = assembly.take(&format!("{prefix}.in_proj_ba.weight"), &[split.ba_rows(), hidden])?;
-        split
-            .apply(&qkvz, &ba)
-            .map_err(|error| Error::part(prefix, error))
+        let ba = assembly.stored(&format!("{prefix}.in_proj_ba.weight"), [split.ba_rows(), hidden])?;
+        let inputs = || -> recant_core::Result<DeltaInputs> {
+            let [qkv, z] = split.qkvz(&qkvz)?;
+            let [b, a] = split.ba(&ba)?;
+            Ok(DeltaInputs {
+                qkv: assembly.made(qkv)?,
+                z: assembly.made(z)?,
+                b: assembly.made_gate(b)?,
+                a: assembly.made_gate(a)?,
+            })
+        };
+        inputs().map_err(|error| Error::part(prefix, error))
     }
 }

@@ -4,7 +4,8 @@
 //! the gate rows of the same. `in_proj_ba`: b of its value heads, then a of them.
 
 use recant_core::candle::{Result, Tensor};
-use recant_layers::{Config, DeltaInputs};
+use recant_layers::Config;
+use recant_weights::Stored;
 
 pub(crate) struct Split {
     key_heads: usize,
@@ -35,18 +36,23 @@ impl Split {
         2 * self.key_heads * self.heads
     }
 
-    /// # Shapes
-    /// `qkvz`: `[qkvz_rows, hidden_size]`; `ba`: `[ba_rows, hidden_size]`.
-    pub(crate) fn apply(&self, qkvz: &Tensor, ba: &Tensor) -> Result<DeltaInputs> {
-        let q = self.rows(qkvz, 0, self.keys)?;
-        let k = self.rows(qkvz, self.keys, self.keys)?;
-        let v = self.rows(qkvz, 2 * self.keys, self.values)?;
-        Ok(DeltaInputs {
-            qkv: Tensor::cat(&[q, k, v], 0)?.into(),
-            z: self.rows(qkvz, 2 * self.keys + self.values, self.values)?.into(),
-            b: self.rows(ba, 0, self.heads)?.into(),
-            a: self.rows(ba, self.heads, self.heads)?.into(),
-        })
+    /// The q, k and v rows, and the z rows, of `fused`: `[qkvz_rows, hidden_size]`.
+    pub(crate) fn qkvz(&self, fused: &Stored) -> Result<[Stored; 2]> {
+        let qkv = fused.map_rows(|fused| {
+            let q = self.rows(fused, 0, self.keys)?;
+            let k = self.rows(fused, self.keys, self.keys)?;
+            let v = self.rows(fused, 2 * self.keys, self.values)?;
+            Tensor::cat(&[q, k, v], 0)
+        })?;
+        let z = fused.map_rows(|fused| self.rows(fused, 2 * self.keys + self.values, self.values))?;
+        Ok([qkv, z])
+    }
+
+    /// The b rows, and the a rows, of `fused`: `[ba_rows, hidden_size]`.
+    pub(crate) fn ba(&self, fused: &Stored) -> Result<[Stored; 2]> {
+        let b = fused.map_rows(|fused| self.rows(fused, 0, self.heads))?;
+        let a = fused.map_rows(|fused| self.rows(fused, self.heads, self.heads))?;
+        Ok([b, a])
     }
 
     /// Of each key head's rows, `count` from `start` on.
@@ -64,7 +70,6 @@ impl Split {
 mod tests {
     use super::*;
     use recant_core::candle::Device;
-    use recant_layers::Weight;
 
     /// Rows in a fused projection by what they are: the value of each names head and place.
     #[test]
@@ -81,18 +86,19 @@ mod tests {
         let both = [of_head, of_head.map(|row| row + 100.)].concat();
         let ba = [50., 51., 52., 60., 61., 62., 150., 151., 152., 160., 161., 162.];
         assert_eq!((split.qkvz_rows(), split.ba_rows()), (both.len(), ba.len()));
-        let found = split.apply(&column(&both)?, &column(&ba)?)?;
-        let rows = |weight: &Weight| match weight {
-            Weight::Float(x) => x.flatten_all()?.to_vec1::<f32>(),
-            Weight::Groups(_) => Ok(Vec::new()),
+        let [qkv, z] = split.qkvz(&Stored::Float(column(&both)?))?;
+        let [b, a] = split.ba(&Stored::Float(column(&ba)?))?;
+        let rows = |stored: &Stored| match stored {
+            Stored::Float(x) => x.flatten_all()?.to_vec1::<f32>(),
+            _ => Ok(Vec::new()),
         };
         assert_eq!(
-            rows(&found.qkv)?,
+            rows(&qkv)?,
             [10., 11., 110., 111., 20., 21., 120., 121., 30., 31., 32., 130., 131., 132.]
         );
-        assert_eq!(rows(&found.z)?, [40., 41., 42., 140., 141., 142.]);
-        assert_eq!(rows(&found.b)?, [50., 51., 52., 150., 151., 152.]);
-        assert_eq!(rows(&found.a)?, [60., 61., 62., 160., 161., 162.]);
+        assert_eq!(rows(&z)?, [40., 41., 42., 140., 141., 142.]);
+        assert_eq!(rows(&b)?, [50., 51., 52., 150., 151., 152.]);
+        assert_eq!(rows(&a)?, [60., 61., 62., 160., 161., 162.]);
         Ok(())
     }
 }

@@ -39,11 +39,12 @@ mod mapping;
 mod mtp;
 mod names;
 mod source;
+mod stored;
 mod unique;
 mod weights;
 
 pub use error::{Error, Result};
 pub use folder::{Dtype, Folder, TensorInfo};
-pub use mtp::{MtpWeights, Norms};
-pub use source::Source;
+pub use source::{Norms, Source};
+pub use stored::{Stored, StoredGroups};
 pub use weights::{Inventory, Weights};

@@ -5,25 +5,7 @@ use std::collections::BTreeSet;
 use crate::error::Result;
 use crate::folder::{Folder, TensorInfo};
 use crate::weights::{Inventory, Weights};
-use crate::{format, names};
-
-/// How a checkpoint stores the weights of its root mean square norms.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Norms {
-    /// As their distance from one.
-    ZeroCentred,
-    /// As they are multiplied.
-    OnePlus,
-}
-
-/// The weights of a multi-token-prediction head: see [`Folder::mtp`].
-#[derive(Debug)]
-pub struct MtpWeights<'a> {
-    /// The tensors, by canonical name.
-    pub weights: Weights<'a>,
-    /// How the norms are stored.
-    pub norms: Norms,
-}
+use crate::{format, names, Norms};
 
 impl Folder {
     /// The tensors of a multi-token-prediction head, if there are any: those behind `mtp.` in a checkpoint, or all of a
@@ -35,7 +17,7 @@ impl Folder {
     /// # Errors
     ///
     /// As [`weights`](Self::weights).
-    pub fn mtp(&self) -> Result<Option<MtpWeights<'_>>> {
+    pub fn mtp(&self) -> Result<Option<Weights<'_>>> {
         let mut head = names::mtp(self.path(), self.tensors().map(|t| t.name.as_str()))?;
         let mut norms = Norms::ZeroCentred;
         if head.is_empty() && self.is_mtp_alone() {
@@ -54,10 +36,7 @@ impl Folder {
             .filter(|t| names.contains(t.name.as_str()))
             .collect();
         format::check_mtp(self.path(), self.config(), &tensors)?;
-        Ok(Some(MtpWeights {
-            weights: Weights::of(self, &head, Inventory::default()),
-            norms,
-        }))
+        Ok(Some(Weights::of(self, &head, norms, Inventory::default())))
     }
 
     /// Whether the folder holds a multi-token-prediction head and no model.

@@ -2,7 +2,17 @@
 
 use candle_core::Tensor;
 
-use crate::{Result, Weights};
+use crate::{Result, Stored, Weights};
+
+/// How a checkpoint stores the weights of its root mean square norms, all but the gated norm of a Gated DeltaNet layer,
+/// which every exporter stores as it is multiplied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Norms {
+    /// As their distance from one, as checkpoints of the Hub do.
+    ZeroCentred,
+    /// As they are multiplied, 1 + w, as MLX conversions and GGUF do.
+    OnePlus,
+}
 
 /// Hands out named tensors, each once: a checkpoint, or weights made elsewhere.
 pub trait Source {
@@ -18,6 +28,28 @@ pub trait Source {
     /// As [`Weights::take`] says.
     fn take(&mut self, name: &str, shape: &[usize]) -> Result<Tensor>;
 
+    /// A matrix `[out, in]`, quantized where it is stored so. `name` is that of an unquantized matrix
+    /// (`layers.0.mlp.up_proj.weight`), however its parts are called in the checkpoint.
+    ///
+    /// # Errors
+    /// As [`take`](Self::take), and a quantized matrix whose parts are missing or contradict one another.
+    fn take_matrix(&mut self, name: &str, shape: [usize; 2]) -> Result<Stored> {
+        Ok(Stored::Float(self.take(name, &shape)?))
+    }
+
+    /// The matrices `[out, in]` of a stack `[count, out, in]`, in order.
+    ///
+    /// # Errors
+    /// As [`take_matrix`](Self::take_matrix).
+    fn take_stack(&mut self, name: &str, shape: [usize; 3]) -> Result<Vec<Stored>> {
+        Stored::Float(self.take(name, &shape)?).unstacked(name)
+    }
+
+    /// How it stores norms.
+    fn norms(&self) -> Norms {
+        Norms::ZeroCentred
+    }
+
     /// Sets a tensor aside as known and not wanted.
     fn discard(&mut self, name: &str);
 }
@@ -29,6 +61,18 @@ impl Source for Weights<'_> {
 
     fn take(&mut self, name: &str, shape: &[usize]) -> Result<Tensor> {
         Weights::take(self, name, shape)
+    }
+
+    fn take_matrix(&mut self, name: &str, shape: [usize; 2]) -> Result<Stored> {
+        Weights::take_matrix(self, name, shape)
+    }
+
+    fn take_stack(&mut self, name: &str, shape: [usize; 3]) -> Result<Vec<Stored>> {
+        Weights::take_stack(self, name, shape)
+    }
+
+    fn norms(&self) -> Norms {
+        Weights::norms(self)
     }
 
     fn discard(&mut self, name: &str) {

@@ -6,7 +6,7 @@ use candle_core::{DType, Device, Tensor};
 
 use crate::error::{Error, Result};
 use crate::folder::{Dtype, Folder, TensorInfo};
-use crate::names;
+use crate::{names, Norms, Stored};
 
 /// Hands out each tensor of a checkpoint once, under canonical names.
 ///
@@ -19,6 +19,7 @@ use crate::names;
 pub struct Weights<'a> {
     folder: &'a Folder,
     text: BTreeMap<&'a str, Slot<'a>>,
+    norms: Norms,
     inventory: Inventory,
     bytes_total: u64,
     bytes_taken: u64,
@@ -59,11 +60,16 @@ impl<'a> Weights<'a> {
             mtp: sorted.mtp,
             ..Inventory::default()
         };
-        Ok(Self::of(folder, &sorted.text, inventory))
+        Ok(Self::of(folder, &sorted.text, Norms::ZeroCentred, inventory))
     }
 
     /// `names`: canonical name to the name in the file, for the tensors to hand out.
-    pub(crate) fn of(folder: &'a Folder, names: &BTreeMap<&'a str, &str>, inventory: Inventory) -> Self {
+    pub(crate) fn of(
+        folder: &'a Folder,
+        names: &BTreeMap<&'a str, &str>,
+        norms: Norms,
+        inventory: Inventory,
+    ) -> Self {
         let infos: BTreeMap<&str, &TensorInfo> =
             folder.tensors().map(|info| (info.name.as_str(), info)).collect();
         let text: BTreeMap<&str, Slot<'_>> = names
@@ -81,6 +87,7 @@ impl<'a> Weights<'a> {
             bytes_total: text.values().map(|slot| slot.info.bytes()).sum(),
             bytes_taken: 0,
             text,
+            norms,
             inventory,
         }
     }
@@ -144,6 +151,34 @@ impl<'a> Weights<'a> {
         self.inventory.taken += 1;
         self.bytes_taken += info.bytes();
         Ok(tensor)
+    }
+
+    /// A matrix `[out, in]`.
+    ///
+    /// # Errors
+    ///
+    /// As [`take`](Self::take).
+    pub fn take_matrix(&mut self, name: &str, shape: [usize; 2]) -> Result<Stored> {
+        Ok(Stored::Float(self.take(name, &shape)?))
+    }
+
+    /// The matrices `[out, in]` of a stack `[count, out, in]`, in order.
+    ///
+    /// # Errors
+    ///
+    /// As [`take_matrix`](Self::take_matrix).
+    pub fn take_stack(&mut self, name: &str, shape: [usize; 3]) -> Result<Vec<Stored>> {
+        Stored::Float(self.take(name, &shape)?).unstacked(name)
+    }
+
+    /// How the checkpoint stores norms, told by its layout.
+    pub fn norms(&self) -> Norms {
+        self.norms
+    }
+
+    /// Takes the norms to be stored otherwise than the layout tells: to find out whether a checkpoint is what it seems.
+    pub fn with_norms(self, norms: Norms) -> Self {
+        Self { norms, ..self }
     }
 
     /// Sets a text tensor aside as known and not wanted, such as the copy of the embedding that some tied checkpoints

@@ -16,19 +16,12 @@ impl Assembly<'_> {
     /// (`switch_mlp.gate_proj.weight`, `up_proj`, `down_proj`).
     pub fn sparse_moe(&mut self, prefix: &str, shape: MoeShape, shared_width: usize) -> Result<SparseMoe> {
         let hidden = shape.hidden_size;
-        let router = self.take(&format!("{prefix}.gate.weight"), &[shape.experts, hidden])?;
+        let router = self.gate_weight(&format!("{prefix}.gate.weight"), [shape.experts, hidden])?;
         let experts = self.experts(prefix, &shape)?;
         let shared = self.mlp(&format!("{prefix}.shared_expert"), shared_width)?;
-        let shared_gate = self.take(&format!("{prefix}.shared_expert_gate.weight"), &[1, hidden])?;
-        SparseMoe::new(
-            self.options.backend,
-            shape,
-            &router,
-            experts,
-            shared,
-            &shared_gate,
-        )
-        .map_err(|e| Error::part(prefix, e))
+        let shared_gate = self.gate_weight(&format!("{prefix}.shared_expert_gate.weight"), [1, hidden])?;
+        SparseMoe::new(self.options.backend, shape, router, experts, shared, shared_gate)
+            .map_err(|e| Error::part(prefix, e))
     }
 
     fn experts(&mut self, prefix: &str, shape: &MoeShape) -> Result<Vec<Mlp>> {
@@ -42,33 +35,33 @@ impl Assembly<'_> {
         let (count, hidden, width) = (shape.experts, shape.hidden_size, shape.width);
         let stack = format!("{prefix}.switch_mlp");
         let (gate_up, down) = if self.has(&format!("{stack}.gate_proj.weight")) {
-            let mut take =
-                |name, rows, width| self.take(&format!("{stack}.{name}.weight"), &[count, rows, width]);
+            let mut take = |name, rows, width| {
+                self.source
+                    .take_stack(&format!("{stack}.{name}.weight"), [count, rows, width])
+            };
             let gate_up = vec![take("gate_proj", width, hidden)?, take("up_proj", width, hidden)?];
             (gate_up, take("down_proj", hidden, width)?)
         } else {
-            let gate_up = self.take(
+            let gate_up = self.source.take_stack(
                 &format!("{prefix}.experts.gate_up_proj"),
-                &[count, 2 * width, hidden],
+                [count, 2 * width, hidden],
             )?;
-            let down = self.take(&format!("{prefix}.experts.down_proj"), &[count, hidden, width])?;
+            let down = self
+                .source
+                .take_stack(&format!("{prefix}.experts.down_proj"), [count, hidden, width])?;
             (vec![gate_up], down)
         };
-        let expert = |e| {
-            let gate_up = gate_up
-                .iter()
-                .map(|stacked| stacked.get(e))
-                .collect::<Result<Vec<_>, _>>()
-                .map_err(recant_core::Error::from)?;
-            let down = down.get(e).map_err(recant_core::Error::from)?;
-            let gate_up = gate_up
-                .iter()
-                .map(|weight| self.rounded(weight))
-                .collect::<Result<Vec<_>, _>>()?;
-            Ok(Mlp::new(self.options.backend, gate_up, self.rounded(down)?)?)
-        };
-        (0..count)
-            .map(|e| expert(e).map_err(|error: recant_core::Error| Error::part(prefix, error)))
+        let mut gate_up: Vec<_> = gate_up.into_iter().map(Vec::into_iter).collect();
+        down.into_iter()
+            .map(|down| {
+                let gate_up = gate_up
+                    .iter_mut()
+                    .flat_map(Iterator::next)
+                    .map(|weight| self.made(weight))
+                    .collect::<recant_core::Result<Vec<_>>>()?;
+                Ok(Mlp::new(self.options.backend, gate_up, self.made(down)?)?)
+            })
+            .map(|expert| expert.map_err(|error: recant_core::Error| Error::part(prefix, error)))
             .collect()
     }
 

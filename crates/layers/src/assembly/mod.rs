@@ -2,11 +2,11 @@
 
 mod experts;
 
-use recant_core::candle::{Device, Tensor};
+use recant_core::candle::{DType, Device, Tensor};
 use recant_kernels::{
     ActivationPrecision, AttentionShape, Backend, GroupFormat, GroupWeights, Linear, Weight,
 };
-use recant_weights::Source;
+use recant_weights::{Norms, Source, Stored, StoredGroups};
 
 use crate::{
     AttentionWeights, Config, DecoderBlock, DeltaInputs, DeltaNetWeights, Error, Family, FeedForward, Ffn,
@@ -95,25 +95,73 @@ impl<'a> Assembly<'a> {
             .map_err(|e| Error::part(name, e))
     }
 
-    /// A matrix of exactly this shape, rounded if the options say so.
+    /// A matrix of exactly this shape as the checkpoint has it: to be split, or for [`made`](Self::made).
     ///
     /// # Errors
-    /// As [`take`](Self::take) says, or a weight that cannot be rounded.
-    pub fn weight(&mut self, name: &str, shape: [usize; 2]) -> Result<Weight> {
-        let tensor = self.take(name, &shape)?;
-        self.rounded(tensor).map_err(|e| Error::part(name, e))
+    /// As [`take`](Self::take) says, or quantized parts that are missing or contradict one another.
+    pub fn stored(&mut self, name: &str, shape: [usize; 2]) -> Result<Stored> {
+        Ok(self.source.take_matrix(name, shape)?)
     }
 
-    /// A matrix as the options want it.
-    fn rounded(&self, weight: impl Into<Weight>) -> recant_kernels::Result<Weight> {
-        let activations = self.options.activations;
-        Ok(match (weight.into(), self.options.quantize) {
-            (Weight::Float(tensor), Some(format)) if fits(&tensor, format) => {
-                let weights = GroupWeights::quantize(&tensor.to_device(&Device::Cpu)?, format)?;
-                weights.with_activations(activations).into()
+    /// A matrix of exactly this shape, as the options want it.
+    ///
+    /// # Errors
+    /// As [`stored`](Self::stored) says, or a weight that cannot be rounded.
+    pub fn weight(&mut self, name: &str, shape: [usize; 2]) -> Result<Weight> {
+        let stored = self.stored(name, shape)?;
+        self.made(stored).map_err(|e| Error::part(name, e))
+    }
+
+    /// A small matrix that decides much, of a gate or a router: it is never rounded, and neither is what meets it.
+    ///
+    /// # Errors
+    /// As [`stored`](Self::stored) says.
+    pub fn gate_weight(&mut self, name: &str, shape: [usize; 2]) -> Result<Weight> {
+        let stored = self.stored(name, shape)?;
+        self.made_gate(stored).map_err(|e| Error::part(name, e))
+    }
+
+    /// A stored matrix as the options want it.
+    ///
+    /// # Errors
+    /// A weight that cannot be rounded or put on the device, or numbers in groups that are not as they should be.
+    pub fn made(&self, stored: Stored) -> recant_core::Result<Weight> {
+        let options = self.options;
+        match (stored, options.quantize) {
+            (Stored::Float(tensor), Some(format)) if fits(&tensor, format) => {
+                let weights = GroupWeights::quantize(&tensor, format)?;
+                self.placed(weights.with_activations(options.activations))
             }
-            (Weight::Float(tensor), _) => tensor.into(),
-            (Weight::Groups(weights), _) => weights.with_activations(activations).into(),
+            (Stored::Groups(groups), _) => {
+                self.placed(from_stored(groups)?.with_activations(options.activations))
+            }
+            (stored, _) => self.made_gate(stored),
+        }
+    }
+
+    /// A stored matrix of a gate or a router.
+    ///
+    /// # Errors
+    /// As [`made`](Self::made) says.
+    pub fn made_gate(&self, stored: Stored) -> recant_core::Result<Weight> {
+        match stored {
+            Stored::Float(tensor) => Ok(tensor.to_device(&self.options.device)?.into()),
+            Stored::Groups(groups) => {
+                self.placed(from_stored(groups)?.with_activations(ActivationPrecision::Full))
+            }
+            _ => Err(recant_core::Error::mismatch(
+                "a stored matrix",
+                "floats, or 8- or 4-bit groups",
+                "another kind",
+            )),
+        }
+    }
+
+    /// Weights in groups where the backend wants them: only own kernels read them as they are.
+    fn placed(&self, weights: GroupWeights) -> recant_core::Result<Weight> {
+        Ok(match self.options.backend {
+            Backend::Cpu => weights.into(),
+            Backend::Composed => weights.dequantize()?.to_device(&self.options.device)?.into(),
         })
     }
 
@@ -123,11 +171,25 @@ impl<'a> Assembly<'a> {
         Linear::new(self.options.backend, [weight], None).map_err(|e| Error::part(name, e))
     }
 
-    /// A zero-centred norm over the residual stream.
+    /// A norm over the residual stream.
     pub fn norm(&mut self, name: &str) -> Result<RmsNorm> {
-        let weight = self.take(name, &[self.config.hidden_size])?;
-        RmsNorm::zero_centred(self.options.backend, &weight, self.config.rms_norm_eps)
-            .map_err(|e| Error::part(name, e))
+        let weight = self.norm_weight(name, self.config.hidden_size)?;
+        Ok(RmsNorm::new(
+            self.options.backend,
+            weight,
+            self.config.rms_norm_eps,
+        ))
+    }
+
+    /// What a norm multiplies with, in f32, however the checkpoint stores it: `[width]`.
+    fn norm_weight(&mut self, name: &str, width: usize) -> Result<Tensor> {
+        let stored = self.take(name, &[width])?;
+        let wide = stored.to_dtype(DType::F32);
+        match self.source.norms() {
+            Norms::ZeroCentred => wide.and_then(|w| w + 1.0),
+            Norms::OnePlus => wide,
+        }
+        .map_err(|e| Error::part(name, e))
     }
 
     /// The decoder layer whose names begin with `prefix`, such as `layers.0`.
@@ -192,8 +254,8 @@ impl<'a> Assembly<'a> {
             } else {
                 None
             },
-            q_norm: self.take(&format!("{prefix}.q_norm.weight"), &[shape.head_dim])?,
-            k_norm: self.take(&format!("{prefix}.k_norm.weight"), &[shape.head_dim])?,
+            q_norm: self.norm_weight(&format!("{prefix}.q_norm.weight"), shape.head_dim)?,
+            k_norm: self.norm_weight(&format!("{prefix}.k_norm.weight"), shape.head_dim)?,
         };
         GatedAttention::new(self.options.backend, shape, &weights).map_err(|e| Error::part(prefix, e))
     }
@@ -204,12 +266,8 @@ impl<'a> Assembly<'a> {
         let channels = self.config.linear_channels();
         let family = self.family;
         let conv = self.take(&format!("{prefix}.conv1d.weight"), &[channels, 1, taps])?;
-        let mut inputs = family.delta_inputs(self, prefix)?;
-        for weight in [&mut inputs.qkv, &mut inputs.z] {
-            *weight = self.rounded(&*weight).map_err(|e| Error::part(prefix, e))?;
-        }
         let weights = DeltaNetWeights {
-            inputs,
+            inputs: family.delta_inputs(self, prefix)?,
             conv: conv.squeeze(1).map_err(|e| Error::part(prefix, e))?,
             a_log: self.take(&format!("{prefix}.A_log"), &[heads])?,
             dt_bias: self.take(&format!("{prefix}.dt_bias"), &[heads])?,
@@ -226,27 +284,29 @@ impl<'a> Assembly<'a> {
     pub(crate) fn delta_inputs(&mut self, prefix: &str) -> Result<DeltaInputs> {
         let shape = self.config.delta_shape();
         let (hidden, heads) = (self.config.hidden_size, shape.value_heads);
+        let (channels, values) = (self.config.linear_channels(), heads * shape.value_dim);
         Ok(DeltaInputs {
-            qkv: self
-                .take(
-                    &format!("{prefix}.in_proj_qkv.weight"),
-                    &[self.config.linear_channels(), hidden],
-                )?
-                .into(),
-            z: self
-                .take(
-                    &format!("{prefix}.in_proj_z.weight"),
-                    &[heads * shape.value_dim, hidden],
-                )?
-                .into(),
-            b: self
-                .take(&format!("{prefix}.in_proj_b.weight"), &[heads, hidden])?
-                .into(),
-            a: self
-                .take(&format!("{prefix}.in_proj_a.weight"), &[heads, hidden])?
-                .into(),
+            qkv: self.weight(&format!("{prefix}.in_proj_qkv.weight"), [channels, hidden])?,
+            z: self.weight(&format!("{prefix}.in_proj_z.weight"), [values, hidden])?,
+            b: self.gate_weight(&format!("{prefix}.in_proj_b.weight"), [heads, hidden])?,
+            a: self.gate_weight(&format!("{prefix}.in_proj_a.weight"), [heads, hidden])?,
         })
     }
+}
+
+fn from_stored(groups: StoredGroups) -> recant_kernels::Result<GroupWeights> {
+    let StoredGroups {
+        bits,
+        group,
+        zero,
+        quants,
+        scales,
+        biases,
+    } = groups;
+    // Rows that were moved or cut may be views.
+    let whole = |tensor: Tensor| tensor.contiguous();
+    let biases = biases.map(whole).transpose()?;
+    GroupWeights::new(bits, group, zero, whole(quants)?, whole(scales)?, biases)
 }
 
 /// Whether a matrix can be rounded to groups of this format.
