@@ -152,7 +152,7 @@ proptest! {
     /// The drafts of all rules but the coupled one come with what they were drawn from: the processed distribution.
     #[test]
     fn drafts_come_from_the_processed_distribution(sampling in any_sampling(), drafting in any_drafting()) {
-        let sampling = Sampling { rule: Rule::Token, top_p: 1.0, ..sampling };
+        let sampling = Sampling { rule: Rule::Token, top_p: 1.0, min_p: 0.0, ..sampling };
         let mut sampler = sampler(&sampling);
         sampler.begin(&PROMPT);
         for draft in drafting.propose(&sampler, &PROMPT, 1) {

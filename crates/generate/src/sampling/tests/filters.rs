@@ -43,14 +43,14 @@ fn coarse() -> impl Strategy<Value = Vec<f32>> {
     prop::collection::vec((-20..20i8).prop_map(|x| f32::from(x) / 4.0), 1..400)
 }
 
-/// Whether rounding may decide what stays.
-fn close_call(sampling: &Sampling, logits: &[f32]) -> bool {
+/// Whether rounding may decide what stays of the logits after `text`.
+fn close_call(sampling: &Sampling, text: &[u32], logits: &[f32]) -> bool {
     let filters = Sampling {
         top_p: 1.0,
         min_p: 0.0,
         ..sampling.clone()
     };
-    let mut p = expected(&filters, &[], 0, logits);
+    let mut p = expected(&filters, text, 0, logits);
     p.sort_by(|a, b| b.total_cmp(a));
     let near = |x: f64, border: f32| (x - f64::from(border)).abs() < 1e-5;
     let mut sum = 0.0;
@@ -65,7 +65,7 @@ proptest! {
 
     #[test]
     fn filters_leave_what_sorting_leaves(sampling in any_filters(), logits in coarse()) {
-        prop_assume!(!close_call(&sampling, &logits));
+        prop_assume!(!close_call(&sampling, &[], &logits));
         let expected = expected(&sampling, &[], 0, &logits);
         let found = processed(&sampling, &logits, Some(Readout::All));
         let ids: Vec<usize> = found.iter().map(|(id, _)| *id as usize).collect();
@@ -73,7 +73,7 @@ proptest! {
         prop_assert_eq!(ids, expected_ids);
         for (id, p) in found {
             let exact = expected[id as usize];
-            prop_assert!((f64::from(p) - exact).abs() <= 1e-6 * exact, "{}: {} and {}", id, p, exact);
+            prop_assert!((f64::from(p) - exact).abs() <= 1e-5 * exact, "{}: {} and {}", id, p, exact);
         }
     }
 
@@ -84,12 +84,11 @@ proptest! {
         for temperature in [0.0, sampling.temperature] {
             let sampling = Sampling { temperature, seed, ..sampling.clone() };
             let mut sampler = Sampler::new(sampling, Vec::new(), None, logits.len()).expect("parameters");
+            let few = sampler.readout();
             let mut chosen = |readout| {
                 let rows = output(std::slice::from_ref(&logits), readout);
                 sampler.judge(&[0], &[], &rows, &mut |_| Ok(false)).expect("a verdict").tokens
             };
-            let readout = Readout::Largest { count: 1, among: logits.len() };
-            let few = if temperature == 0.0 { readout } else { Readout::All };
             prop_assert_eq!(chosen(few), chosen(Readout::All));
         }
     }
@@ -105,6 +104,7 @@ proptest! {
         let biased = Sampling { rule, logit_bias: vec![(3, 1.0)], repetition_penalty: 1.4, ..sampling };
         let bans = (0..40).filter(|id| !known.contains(id)).map(|id| (id, f32::NEG_INFINITY));
         let banned = Sampling { logit_bias: biased.logit_bias.iter().copied().chain(bans).collect(), ..biased.clone() };
+        prop_assume!(!close_call(&banned, &[5, 6, 7], &logits));
         let ids: Vec<u32> = known.into_iter().collect();
         let draft = |sampling: Sampling, logits: Vec<f32>, ids: Option<&[u32]>| {
             let sampler = Sampler::new(sampling, Vec::new(), None, 40).expect("parameters");
