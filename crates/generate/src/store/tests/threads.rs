@@ -1,8 +1,11 @@
 //! Several threads at once.
 
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 
 use super::*;
+use crate::store::tree::{Held, Outcome, Room};
+use crate::store::{cut, Key};
 
 #[test]
 fn c115_threads_that_read_and_put_at_once_get_what_a_cold_start_gives() {
@@ -34,6 +37,53 @@ fn c115_threads_that_read_and_put_at_once_get_what_a_cold_start_gives() {
                 });
             }
         });
+        audit(&store);
+    }
+}
+
+#[test]
+fn a_plan_that_another_thread_overtook_is_not_carried_out() {
+    let whole = text(0, 12);
+    let parting_at = |n: usize| [&whole[..n], &[60, 61, 62]].concat();
+    // What is stored when the plan is made, and what is put meanwhile; nothing: all is cleared.
+    for (before, meanwhile) in [
+        (vec![], Some(parting_at(5))),
+        (vec![text(1, 4)], Some(parting_at(5))),
+        (vec![parting_at(5)], Some(parting_at(8))),
+        (vec![parting_at(5)], Some(parting_at(2))),
+        (vec![parting_at(5)], Some(whole[..5].to_vec())),
+        (vec![parting_at(5)], Some(whole[..3].to_vec())),
+        (vec![whole[..5].to_vec()], Some(parting_at(9))),
+        (vec![whole[..5].to_vec()], Some(whole[..9].to_vec())),
+        (vec![whole[..5].to_vec()], None),
+        (vec![parting_at(5)], None),
+    ] {
+        let store = store(PLENTY);
+        for text in &before {
+            store.put(MODEL, text, plain(text)).expect("a put");
+        }
+        let caches = cold(&whole);
+        let key = Key::of_model(MODEL, &caches);
+        let plan = store.lock().forest.plan(&key, &whole);
+        let cut = cut(&key, &caches, &plan).expect("a cut");
+        match &meanwhile {
+            Some(text) => store.put(MODEL, text, plain(text)).expect("a put"),
+            None => store.clear(),
+        }
+        let held = Held {
+            caches: Arc::new(caches.after(12).expect("what is no rows")),
+            beside: None,
+        };
+        let mut room = Room {
+            budget: PLENTY,
+            evict: true,
+            evicted: 0,
+        };
+        let outcome = store.lock().forest.put(&key, &whole, &plan, cut, held, &mut room);
+        assert_eq!(outcome, Outcome::Stale, "{before:?}, {meanwhile:?}");
+        audit(&store);
+        store.put(MODEL, &whole, plain(&whole)).expect("a put");
+        assert_cold(&longest(&store, &whole, 12).expect("a hit"), &whole);
         audit(&store);
     }
 }
