@@ -27,6 +27,8 @@ fn every_kind(weight: &Tensor) -> Vec<(String, Weight)> {
             (32, false, DType::F16),
             (64, true, DType::BF16),
             (32, true, DType::F32),
+            (16, false, DType::BF16),
+            (16, true, DType::F32),
         ] {
             let format = GroupFormat {
                 bits,
@@ -324,9 +326,14 @@ fn groups_that_do_not_fit_are_refused_by_name() {
             .map_err(|e| e.to_string())
     };
     assert_eq!(new(8, 32, 128, bytes(3, 64), numbers(3, 2), None), Ok(()));
+    assert_eq!(new(8, 16, 128, bytes(3, 64), numbers(3, 4), None), Ok(()));
     for (result, said) in [
         (new(5, 32, 0, bytes(3, 64), numbers(3, 2), None), "5 bits"),
-        (new(8, 16, 0, bytes(3, 32), numbers(3, 2), None), "groups of 16"),
+        (new(8, 8, 0, bytes(3, 64), numbers(3, 8), None), "groups of 8"),
+        (
+            new(8, 16, 0, bytes(3, 48), numbers(3, 3), None),
+            "3 groups of 16 features; expected a multiple of 32",
+        ),
         (new(8, 0, 0, bytes(3, 32), numbers(3, 2), None), "groups of 0"),
         (new(4, 32, 16, bytes(3, 32), numbers(3, 2), None), "zero of 16"),
         (new(4, 32, 8, bytes(3, 64), numbers(3, 2), None), "`quants`"),
@@ -353,6 +360,11 @@ fn groups_that_do_not_fit_are_refused_by_name() {
     };
     for (weight, format, said) in [
         (numbers(2, 48), format, "multiple of 32"),
+        (
+            numbers(2, 48),
+            GroupFormat { group: 16, ..format },
+            "multiple of 16 and of 32",
+        ),
         (bytes(2, 64), format, "`weight`"),
         (
             numbers(2, 64),

@@ -16,7 +16,7 @@ pub(super) const OP: Op = Op("group weights");
 pub struct GroupFormat {
     /// Bits of a weight: 8 or 4.
     pub bits: usize,
-    /// Input features that share a scale: a multiple of 32.
+    /// Input features that share a scale: a multiple of 16. Multiples of 32 are faster.
     pub group: usize,
     /// Whether a group has a bias beside its scale. Without, zero is exact and a group's range is symmetric.
     pub affine: bool,
@@ -103,7 +103,7 @@ impl GroupWeights {
     /// comes first. `scales` and `biases`: `[out, in / group]`, f32, f16 or bf16, both of one type.
     ///
     /// # Errors
-    /// Bits other than 4 and 8, a group that is no multiple of 32 or does not divide the input features, a zero that is no
+    /// Bits other than 4 and 8, a group that is no multiple of 16, input features that are no multiple of 32 or of the group, a zero that is no
     /// number of so many bits, another shape, type or device, or a tensor that is not contiguous.
     pub fn new(
         bits: usize,
@@ -125,11 +125,16 @@ impl GroupWeights {
         }
         OP.float("scales", &scales)?;
         OP.readable("scales", &scales)?;
-        let bytes = groups
+        let features = groups
             .checked_mul(group)
-            .and_then(|features| features.checked_mul(bits));
-        let bytes =
-            bytes.ok_or_else(|| OP.value(format!("{groups} groups of {group} are too many features")))? / 8;
+            .filter(|features| features.checked_mul(bits).is_some())
+            .ok_or_else(|| OP.value(format!("{groups} groups of {group} are too many features")))?;
+        if !features.is_multiple_of(CHUNK) {
+            return Err(OP.value(format!(
+                "{groups} groups of {group} features; expected a multiple of {CHUNK} features"
+            )));
+        }
+        let bytes = features * bits / 8;
         OP.shape("quants", &quants, &[out, bytes])?;
         OP.dtype("quants", &quants, DType::U8)?;
         OP.readable("quants", &quants)?;
@@ -253,9 +258,10 @@ pub(super) fn check(bits: usize, group: usize) -> Result<()> {
     if bits != 4 && bits != 8 {
         return Err(OP.value(format!("weights of {bits} bits; expected 4 or 8")));
     }
-    if group == 0 || !group.is_multiple_of(CHUNK) {
+    if group == 0 || !group.is_multiple_of(CHUNK / 2) {
         return Err(OP.value(format!(
-            "groups of {group} features; expected a multiple of {CHUNK}"
+            "groups of {group} features; expected a multiple of {}",
+            CHUNK / 2
         )));
     }
     Ok(())

@@ -8,7 +8,7 @@ use crate::simd::{Line, Simd, WIDE};
 use super::format::Groups;
 use super::kernel::{Matrix, Tile, STRIPS, TILE};
 use super::lines::Lines;
-use super::rows::{ByteRows, FloatRows, CHUNK};
+use super::rows::{self, ByteRows, FloatRows, CHUNK};
 use super::scales::Scales;
 
 /// Lines of a strip's chunk.
@@ -25,11 +25,13 @@ pub(super) struct Packed<const BITS: usize> {
     scales: Scales,
     biases: Option<Scales>,
     zero: u8,
-    /// Chunks of a group.
+    /// Features of a partial sum.
+    step: usize,
+    /// Steps of a group.
     per_group: usize,
-    chunks: usize,
-    /// Lines of a tile's chunk: `STRIPS * LINES`, which the compiler is not to know.
-    chunk_lines: usize,
+    steps: usize,
+    /// Lines of a tile's step, `STRIPS * LINES` of a chunk, which the compiler is not to know.
+    step_lines: usize,
     out_features: usize,
 }
 
@@ -59,6 +61,7 @@ impl<const BITS: usize> Packed<BITS> {
             }
         });
         let groups = format.in_features / format.group;
+        let step = rows::step(format.group);
         let scales: Vec<_> = parts.iter().map(|part| part.scales).collect();
         let biases: Option<Vec<_>> = parts.iter().map(|part| part.biases).collect();
         Self {
@@ -66,15 +69,16 @@ impl<const BITS: usize> Packed<BITS> {
             scales: Scales::new(&scales, groups),
             biases: biases.map(|biases| Scales::new(&biases, groups)),
             zero: format.zero,
-            per_group: format.group / CHUNK,
-            chunks,
-            chunk_lines: std::hint::black_box(STRIPS * Self::LINES),
+            step,
+            per_group: format.group / step,
+            steps: format.in_features / step,
+            step_lines: std::hint::black_box(STRIPS * Self::LINES * step / CHUNK),
             out_features: rows.len(),
         }
     }
 
     pub(super) fn in_features(&self) -> usize {
-        self.chunks * CHUNK
+        self.steps * self.step
     }
 
     pub(super) fn out_features(&self) -> usize {
@@ -87,7 +91,12 @@ impl<const BITS: usize> Packed<BITS> {
             + self.biases.as_ref().map_or(0, Scales::bytes)
     }
 
-    /// What [`ByteRows`] are to begin a chunk's sum with, times the sum of its bytes.
+    /// Features of a partial sum: what rows are to be cut into.
+    pub(super) fn step(&self) -> usize {
+        self.step
+    }
+
+    /// What [`ByteRows`] are to begin a step's sum with, times the sum of its bytes.
     pub(super) fn start(&self, byte_offset: i32) -> i32 {
         let offset = if BITS == 8 { byte_offset } else { 0 };
         offset - i32::from(self.zero)
@@ -96,14 +105,14 @@ impl<const BITS: usize> Packed<BITS> {
     /// The number of an output and a feature.
     fn quant(&self, output: usize, feature: usize) -> u8 {
         let (line, byte, shift) = place(BITS, output % TILE, feature);
-        let tile = output / TILE * self.chunks * STRIPS * Self::LINES;
+        let tile = output / TILE * self.steps * self.step_lines;
         (self.lines[tile + line].0[byte] >> shift) & mask(BITS)
     }
 
     /// One output's weights: `scale * (q - zero) + bias`, rounded once where there is a bias.
     pub(super) fn row(&self, row: usize) -> impl Iterator<Item = f32> + '_ {
         (0..self.in_features()).map(move |feature| {
-            let group = feature / CHUNK / self.per_group;
+            let group = feature / self.step / self.per_group;
             let centred = f32::from(self.quant(row, feature)) - f32::from(self.zero);
             let scale = self.scales.get(row, group);
             match &self.biases {
@@ -115,7 +124,7 @@ impl<const BITS: usize> Packed<BITS> {
 
     /// Some of the outputs.
     pub(super) fn select(&self, outputs: &[u32]) -> Self {
-        let len = self.chunks * STRIPS * Self::LINES;
+        let len = self.steps * self.step_lines;
         let mut lines = Lines::new(outputs.len().div_ceil(TILE) * len);
         for (to, from) in outputs.iter().enumerate() {
             for feature in 0..self.in_features() {
@@ -132,18 +141,18 @@ impl<const BITS: usize> Packed<BITS> {
         }
     }
 
-    /// Adds a chunk's biases of some strips, if there are any, times the rows' sums.
+    /// Adds a step's biases of some strips, if there are any, times the rows' sums.
     #[inline(always)]
     fn add_biases<S: Simd, const R: usize>(
         &self,
         s: S,
-        (tile, chunk): (usize, usize),
+        (tile, step): (usize, usize),
         sums: &[f32; R],
         strips: Range<usize>,
         totals: &mut [Tile; R],
     ) {
         let Some(biases) = &self.biases else { return };
-        let biases = biases.load(s, tile, chunk / self.per_group);
+        let biases = biases.load(s, tile, step / self.per_group);
         for (totals, sum) in totals.iter_mut().zip(sums) {
             let sum = s.wide_splat(*sum);
             for (total, bias) in totals[strips.clone()].iter_mut().zip(&biases[strips.clone()]) {
@@ -152,11 +161,11 @@ impl<const BITS: usize> Packed<BITS> {
         }
     }
 
-    /// Lines of a tile's chunk, its strips' interleaved.
+    /// Lines of a tile's step, its strips' interleaved.
     #[inline(always)]
-    fn chunk(&self, tile: usize, chunk: usize) -> &[Line] {
-        let len = self.chunk_lines;
-        &self.lines[(tile * self.chunks + chunk) * len..][..len]
+    fn lines(&self, tile: usize, step: usize) -> &[Line] {
+        let len = self.step_lines;
+        &self.lines[(tile * self.steps + step) * len..][..len]
     }
 }
 
@@ -177,7 +186,7 @@ fn place(bits: usize, output: usize, feature: usize) -> (usize, usize, u32) {
     (line, output % WIDE * 4 + in_line % 4, (in_line / 4 * 4) as u32)
 }
 
-/// Activations of full width: a lane sums the products of a chunk in order, and adds its scale times that to the total.
+/// Activations of full width: a lane sums the products of a step in order, and adds its scale times that to the total.
 pub(super) struct Full<'a, const BITS: usize>(pub(super) &'a Packed<BITS>);
 
 impl<const BITS: usize> Matrix for Full<'_, BITS> {
@@ -226,9 +235,10 @@ impl<const BITS: usize> Full<'_, BITS> {
     ) {
         let per_line = CHUNK / Packed::<BITS>::LINES;
         let zero = s.wide_splat(f32::from(self.0.zero));
-        for chunk in features.start / CHUNK..features.end / CHUNK {
-            let lines = self.0.chunk(tile, chunk);
-            let x = rows.group::<R>(group, chunk * CHUNK..(chunk + 1) * CHUNK);
+        let width = self.0.step;
+        for step in features.start / width..features.end / width {
+            let lines = self.0.lines(tile, step);
+            let x = rows.group::<R>(group, step * width..(step + 1) * width);
             let mut parts = [[s.wide_splat(0.0); W]; R];
             for (lines, x) in lines.chunks_exact(STRIPS).zip(x.chunks_exact(per_line)) {
                 let lines = &lines[first..first + W];
@@ -247,25 +257,20 @@ impl<const BITS: usize> Full<'_, BITS> {
                     }
                 }
             }
-            let scales = self.0.scales.load(s, tile, chunk / self.0.per_group);
+            let scales = self.0.scales.load(s, tile, step / self.0.per_group);
             for (totals, parts) in totals.iter_mut().zip(&parts) {
                 for (i, part) in parts.iter().enumerate() {
                     let total = &mut totals[first + i];
                     s.wide_store(s.wide_fma(scales[first + i], *part, s.wide_load(total)), total);
                 }
             }
-            self.0.add_biases(
-                s,
-                (tile, chunk),
-                rows.sums(group, chunk),
-                first..first + W,
-                totals,
-            );
+            self.0
+                .add_biases(s, (tile, step), rows.sums(group, step), first..first + W, totals);
         }
     }
 }
 
-/// Activations of 8 bits: a lane sums the products of a chunk exactly, in whole numbers, and adds the product of both scales
+/// Activations of 8 bits: a lane sums the products of a step exactly, in whole numbers, and adds the product of both scales
 /// times that to the total.
 pub(super) struct Whole<'a, const BITS: usize>(pub(super) &'a Packed<BITS>);
 
@@ -290,15 +295,16 @@ impl<const BITS: usize> Matrix for Whole<'_, BITS> {
         group: usize,
         totals: &mut [Tile; R],
     ) {
-        for chunk in features.start / CHUNK..features.end / CHUNK {
-            let lines = self.0.chunk(tile, chunk);
-            let x = rows.chunk::<R>(group, chunk);
+        let width = self.0.step;
+        for step in features.start / width..features.end / width {
+            let lines = self.0.lines(tile, step);
+            let x = rows.step::<R>(group, step);
             let dots = if BITS == 8 {
                 s.dot_bytes(lines, x.quads, x.starts)
             } else {
                 s.dot_nibbles(lines, x.quads, x.starts)
             };
-            let scales = self.0.scales.load(s, tile, chunk / self.0.per_group);
+            let scales = self.0.scales.load(s, tile, step / self.0.per_group);
             for ((totals, dots), d) in totals.iter_mut().zip(&dots).zip(x.scales) {
                 let d = s.wide_splat(*d);
                 for strip in 0..STRIPS {
@@ -307,7 +313,7 @@ impl<const BITS: usize> Matrix for Whole<'_, BITS> {
                     s.wide_store(sum, &mut totals[strip]);
                 }
             }
-            self.0.add_biases(s, (tile, chunk), x.sums, 0..STRIPS, totals);
+            self.0.add_biases(s, (tile, step), x.sums, 0..STRIPS, totals);
         }
     }
 }

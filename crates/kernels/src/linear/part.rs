@@ -148,13 +148,23 @@ impl Part {
     pub(super) fn inputs(&self, isa: Isa, x: &[f32]) -> Inputs {
         let features = self.in_features;
         let grouping = Grouping::new(x.len() / features, isa.rows());
-        let bytes = |start| Rows::Bytes(ByteRows::new(isa, grouping, x, features, start));
-        let floats = |with_sums| Rows::Floats(FloatRows::new(grouping, x, features, with_sums));
         let rows = match (&self.kind, self.activations) {
-            (Kind::Bytes(matrix), ActivationPrecision::Int8) => bytes(matrix.start(isa.byte_offset())),
-            (Kind::Nibbles(matrix), ActivationPrecision::Int8) => bytes(matrix.start(isa.byte_offset())),
-            (Kind::Bytes(_) | Kind::Nibbles(_), ActivationPrecision::Full) => floats(true),
-            (Kind::F32(_) | Kind::Bf16(_) | Kind::F16(_), _) => floats(false),
+            (Kind::Bytes(matrix), ActivationPrecision::Int8) => {
+                let start = matrix.start(isa.byte_offset());
+                Rows::Bytes(ByteRows::new(isa, grouping, x, features, start, matrix.step()))
+            }
+            (Kind::Nibbles(matrix), ActivationPrecision::Int8) => {
+                let start = matrix.start(isa.byte_offset());
+                Rows::Bytes(ByteRows::new(isa, grouping, x, features, start, matrix.step()))
+            }
+            (kind, _) => {
+                let step = match kind {
+                    Kind::Bytes(matrix) => Some(matrix.step()),
+                    Kind::Nibbles(matrix) => Some(matrix.step()),
+                    Kind::F32(_) | Kind::Bf16(_) | Kind::F16(_) => None,
+                };
+                Rows::Floats(FloatRows::new(grouping, x, features, step))
+            }
         };
         Inputs { grouping, rows }
     }

@@ -10,6 +10,7 @@ use crate::simd::{self, Kernel, Simd};
 use crate::Result;
 
 use super::format::{check, GroupFormat, GroupWeights, Numbers, OP};
+use super::rows::CHUNK;
 
 impl GroupWeights {
     /// Rounds weights: with biases the range of a group is its smallest to its largest weight, without it is symmetric.
@@ -23,12 +24,14 @@ impl GroupWeights {
         let GroupFormat { bits, group, .. } = format;
         check(bits, group)?;
         let (out, features) = match *weight.dims() {
-            [out, features] if features > 0 && features % group == 0 => (out, features),
+            [out, features] if features > 0 && features % group == 0 && features % CHUNK == 0 => {
+                (out, features)
+            }
             _ => {
                 return Err(OP.shape_error(
                     "weight",
                     weight,
-                    format!("[out, in] with in a multiple of {group}"),
+                    format!("[out, in] with in a multiple of {group} and of {CHUNK}"),
                 ))
             }
         };

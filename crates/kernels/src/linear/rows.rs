@@ -7,8 +7,19 @@ use std::thread::LocalKey;
 use crate::pool::{self, Shared};
 use crate::simd::{self, Isa, Kernel, Simd};
 
-/// Features that share a scale when they are rounded to bytes, and a partial sum of grouped weights.
+/// Features that share a scale when they are rounded to bytes, and a partial sum of grouped weights, unless a group is smaller:
+/// see [`step`].
 pub(super) const CHUNK: usize = 32;
+
+/// Features of a partial sum of weights in groups of this size: a chunk, or the half of one where a group is not made of whole
+/// chunks.
+pub(super) fn step(group: usize) -> usize {
+    if group.is_multiple_of(CHUNK) {
+        CHUNK
+    } else {
+        CHUNK / 2
+    }
+}
 
 /// Sizes of groups that kernels are made for. Each costs a kernel for every kind of weight and every instruction set.
 pub(super) const SIZES: [usize; 7] = [1, 2, 4, 5, 6, 8, 12];
@@ -71,19 +82,22 @@ impl<T> Drop for Lent<T> {
 pub(super) struct FloatRows {
     /// `[group][feature, to an even number][row of the group]`
     values: Lent<f32>,
-    /// `[group][chunk][row of the group]`: sums of the chunks, in order, if asked for.
+    /// `[group][step][row of the group]`: sums of the steps, in order, if asked for.
     sums: Lent<f32>,
     features: usize,
+    steps: usize,
 }
 
 impl FloatRows {
-    pub(super) fn new(grouping: Grouping, x: &[f32], features: usize, with_sums: bool) -> Self {
+    /// `step`: features of a sum, of which `features` is a multiple.
+    pub(super) fn new(grouping: Grouping, x: &[f32], features: usize, step: Option<usize>) -> Self {
         let (size, even) = (grouping.size, features.next_multiple_of(2));
-        let chunks = if with_sums { features / CHUNK } else { 0 };
+        let steps = step.map_or(0, |step| features / step);
         let mut new = Self {
             values: Lent::new(&FLOATS, grouping.groups() * even * size),
-            sums: Lent::new(&FLOATS, grouping.groups() * chunks * size),
+            sums: Lent::new(&FLOATS, grouping.groups() * steps * size),
             features: even,
+            steps,
         };
         let (values, sums) = (Shared::new(&mut new.values.0), Shared::new(&mut new.sums.0));
         pool::for_each(grouping.groups(), x.len(), &|group| {
@@ -93,14 +107,15 @@ impl FloatRows {
                 values.fill(0.0);
             }
             // SAFETY: as above.
-            let sums = unsafe { sums.part(group * chunks * size..(group + 1) * chunks * size) };
+            let sums = unsafe { sums.part(group * steps * size..(group + 1) * steps * size) };
             sums.fill(0.0);
             for (r, row) in grouping.members(group).enumerate() {
                 let x = &x[row * features..(row + 1) * features];
                 for (to, x) in values.iter_mut().skip(r).step_by(size).zip(x) {
                     *to = *x;
                 }
-                for (to, x) in sums.iter_mut().skip(r).step_by(size).zip(x.chunks_exact(CHUNK)) {
+                let sums = sums.iter_mut().skip(r).step_by(size);
+                for (to, x) in sums.zip(x.chunks_exact(step.unwrap_or(CHUNK))) {
                     *to = x.iter().fold(0.0, |sum, x| sum + x);
                 }
             }
@@ -115,10 +130,10 @@ impl FloatRows {
         &self.values.0.as_chunks().0[at + features.start..at + features.end]
     }
 
-    /// The sums of a chunk of a group of `R`.
+    /// The sums of a step of a group of `R`.
     #[inline(always)]
-    pub(super) fn sums<const R: usize>(&self, group: usize, chunk: usize) -> &[f32; R] {
-        &self.sums.0.as_chunks().0[group * (self.features / CHUNK) + chunk]
+    pub(super) fn sums<const R: usize>(&self, group: usize, step: usize) -> &[f32; R] {
+        &self.sums.0.as_chunks().0[group * self.steps + step]
     }
 }
 
@@ -127,32 +142,42 @@ impl FloatRows {
 pub(super) struct ByteRows {
     /// `[group][four features][row of the group]`: four bytes, the first feature's in front in memory.
     quads: Lent<i32>,
-    /// `[group][chunk][row of the group]`: d.
+    /// `[group][step][row of the group]`: d.
     scales: Lent<f32>,
-    /// `[group][chunk][row of the group]`: d times the sum of the bytes.
+    /// `[group][step][row of the group]`: d times the sum of the bytes.
     sums: Lent<f32>,
-    /// `[group][chunk][row of the group]`: the sum of the bytes, times `start`.
+    /// `[group][step][row of the group]`: the sum of the bytes, times `start`.
     starts: Lent<i32>,
-    chunks: usize,
+    steps: usize,
+    /// Features of a step.
+    step: usize,
 }
 
 impl ByteRows {
-    /// `features` is a multiple of [`CHUNK`].
-    pub(super) fn new(isa: Isa, grouping: Grouping, x: &[f32], features: usize, start: i32) -> Self {
-        let (size, chunks) = (grouping.size, features / CHUNK);
-        let count = grouping.groups() * chunks * size;
+    /// `features` is a multiple of [`CHUNK`], which is one of `step`.
+    pub(super) fn new(
+        isa: Isa,
+        grouping: Grouping,
+        x: &[f32],
+        features: usize,
+        start: i32,
+        step: usize,
+    ) -> Self {
+        let (size, steps) = (grouping.size, features / step);
+        let count = grouping.groups() * steps * size;
         let mut new = Self {
-            quads: Lent::new(&WHOLES, count * CHUNK / 4),
+            quads: Lent::new(&WHOLES, count * step / 4),
             scales: Lent::new(&FLOATS, count),
             sums: Lent::new(&FLOATS, count),
             starts: Lent::new(&WHOLES, count),
-            chunks,
+            steps,
+            step,
         };
         let (quads, starts) = (Shared::new(&mut new.quads.0), Shared::new(&mut new.starts.0));
         let (scales, sums) = (Shared::new(&mut new.scales.0), Shared::new(&mut new.sums.0));
         pool::for_each(grouping.groups(), 2 * x.len(), &|group| {
-            let part = group * chunks * size..(group + 1) * chunks * size;
-            let quad_part = part.start * CHUNK / 4..part.end * CHUNK / 4;
+            let part = group * steps * size..(group + 1) * steps * size;
+            let quad_part = part.start * step / 4..part.end * step / 4;
             // SAFETY: one task a group, and groups do not overlap.
             let quads = unsafe { quads.part(quad_part) };
             // SAFETY: as above.
@@ -172,7 +197,8 @@ impl ByteRows {
                     x: &x[first..first + grouping.members(group).len() * features],
                     start,
                     size,
-                    chunks,
+                    features,
+                    step,
                     quads,
                     scales,
                     sums,
@@ -183,12 +209,12 @@ impl ByteRows {
         new
     }
 
-    /// A chunk of a group of `R`.
+    /// A step of a group of `R`.
     #[inline(always)]
-    pub(super) fn chunk<const R: usize>(&self, group: usize, chunk: usize) -> ByteChunk<'_, R> {
-        let at = group * self.chunks + chunk;
-        ByteChunk {
-            quads: &self.quads.0.as_chunks().0[at * (CHUNK / 4)..],
+    pub(super) fn step<const R: usize>(&self, group: usize, step: usize) -> ByteStep<'_, R> {
+        let at = group * self.steps + step;
+        ByteStep {
+            quads: &self.quads.0.as_chunks().0[at * (self.step / 4)..],
             scales: &self.scales.0.as_chunks().0[at],
             sums: &self.sums.0.as_chunks().0[at],
             starts: &self.starts.0.as_chunks().0[at],
@@ -196,9 +222,9 @@ impl ByteRows {
     }
 }
 
-/// What [`ByteRows`] says of one chunk.
-pub(super) struct ByteChunk<'a, const R: usize> {
-    /// Its own first, and those of the chunks after it.
+/// What [`ByteRows`] says of one step.
+pub(super) struct ByteStep<'a, const R: usize> {
+    /// Its own first, and those of the steps after it.
     pub(super) quads: &'a [[i32; R]],
     pub(super) scales: &'a [f32; R],
     pub(super) sums: &'a [f32; R],
@@ -210,7 +236,8 @@ struct Round<'a> {
     x: &'a [f32],
     start: i32,
     size: usize,
-    chunks: usize,
+    features: usize,
+    step: usize,
     quads: &'a mut [i32],
     scales: &'a mut [f32],
     sums: &'a mut [f32],
@@ -220,7 +247,7 @@ struct Round<'a> {
 impl Kernel for Round<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        for (r, x) in self.x.chunks_exact(self.chunks * CHUNK).enumerate() {
+        for (r, x) in self.x.chunks_exact(self.features).enumerate() {
             for (chunk, x) in x.as_chunks::<CHUNK>().0.iter().enumerate() {
                 let most = f32::from_bits(s.magnitude(x));
                 let inverse = 127.0 / most;
@@ -233,13 +260,20 @@ impl Kernel for Round<'_> {
                 } else {
                     (most / 127.0, s.to_bytes(x, inverse))
                 };
-                let at = chunk * self.size + r;
-                self.scales[at] = scale;
-                self.sums[at] = scale * sum as f32;
-                self.starts[at] = sum * self.start;
-                for (i, four) in bytes.as_chunks::<4>().0.iter().enumerate() {
-                    let quad = i32::from_ne_bytes(four.map(|x| x as u8));
-                    self.quads[(chunk * (CHUNK / 4) + i) * self.size + r] = quad;
+                for (part, bytes) in bytes.chunks_exact(self.step).enumerate() {
+                    let sum = match bytes.len() {
+                        CHUNK => sum,
+                        _ => bytes.iter().map(|x| i32::from(*x)).sum(),
+                    };
+                    let at = chunk * (CHUNK / self.step) + part;
+                    let row = at * self.size + r;
+                    self.scales[row] = scale;
+                    self.sums[row] = scale * sum as f32;
+                    self.starts[row] = sum * self.start;
+                    for (i, four) in bytes.as_chunks::<4>().0.iter().enumerate() {
+                        let quad = i32::from_ne_bytes(four.map(|x| x as u8));
+                        self.quads[(at * (self.step / 4) + i) * self.size + r] = quad;
+                    }
                 }
             }
         }

@@ -309,7 +309,10 @@ fn from_stored(groups: StoredGroups) -> recant_kernels::Result<GroupWeights> {
     GroupWeights::new(bits, group, zero, whole(quants)?, whole(scales)?, biases)
 }
 
-/// Whether a matrix can be rounded to groups of this format.
+/// Whether a matrix can be rounded to groups of this format: kernels read features in chunks of 32.
 fn fits(tensor: &Tensor, format: GroupFormat) -> bool {
-    tensor.rank() == 2 && format.group > 0 && tensor.dims()[1].is_multiple_of(format.group)
+    let [_, features] = *tensor.dims() else {
+        return false;
+    };
+    format.group > 0 && features.is_multiple_of(format.group) && features.is_multiple_of(32)
 }
