@@ -31,7 +31,8 @@ const TOOL_USE: &str = "tool_use";
 /// - A content that is null or absent is an empty text.
 /// - A content of parts is one text.
 ///
-/// `strftime_now` tells the time in UTC.
+/// `strftime_now` tells the time in UTC. The tag `{% generation %}`, by which some templates mark what is trained on, is not
+/// known.
 #[derive(Debug, Clone)]
 pub struct ChatTemplate {
     engine: Environment<'static>,
