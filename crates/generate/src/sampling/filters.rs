@@ -144,10 +144,8 @@ impl Filters {
     /// Applies temperature, top-p and min-p to picks, whose order stays. `total` is the sum of all weights, if not all are picks.
     fn narrow(&self, max: f32, total: Option<f64>, kept: &mut Kept) {
         let picks = &mut kept.picks;
-        if max == f32::INFINITY {
-            picks.retain(|pick| pick.logit == max);
-        }
         for pick in picks.iter_mut() {
+            // Beside infinity all others are infinitely far.
             pick.logit = if pick.logit == max {
                 0.0
             } else {
