@@ -1,0 +1,289 @@
+//! Quantized blocks as groups of whole numbers, without loss.
+//!
+//! A block of GGUF is some numbers of 2 to 8 bits, in an order that suits another program's kernels, with scales that may be
+//! packed themselves. Here each becomes groups of 8- or 4-bit numbers in the order of the matrix, `scale * (q - zero) + bias`.
+//!
+//! Nothing is rounded. Scales that a block stores as f16 stay f16. In k-quants a group's scale is a product of an f16 `d`,
+//! which has 11 significant bits, and a whole number of at most 8: 19 bits, which an f32 holds with its 24; likewise their
+//! biases. The product with `q` fits too (Q6_K: 11 + 7 + 5 bits), so that a weight that is read from the groups is bit for bit
+//! what the block's own definition gives in f32.
+
+use candle_core::DType;
+use half::f16;
+
+use super::types::GgmlType;
+
+/// Elements of the largest block.
+const MOST: usize = 256;
+
+/// What the blocks of a type become.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Layout {
+    /// Bits of a number: 8 or 4.
+    pub(super) bits: usize,
+    /// Elements that share a scale.
+    pub(super) group: usize,
+    pub(super) zero: u8,
+    /// Type of scales and biases.
+    pub(super) scales: DType,
+    pub(super) biased: bool,
+    decode: fn(&[u8], &mut Block),
+}
+
+/// The numbers of one block.
+#[derive(Debug, Clone)]
+pub(super) struct Block {
+    pub(super) quants: [u8; MOST],
+    pub(super) scales: [f32; MOST / 16],
+    pub(super) biases: [f32; MOST / 16],
+}
+
+impl Default for Block {
+    fn default() -> Self {
+        Self {
+            quants: [0; MOST],
+            scales: [0.0; MOST / 16],
+            biases: [0.0; MOST / 16],
+        }
+    }
+}
+
+impl Layout {
+    /// The layout for a type, if its blocks are read here.
+    pub(super) fn of(kind: GgmlType) -> Option<Self> {
+        let layout = |bits, group, zero, scales, decode| Self {
+            bits,
+            group,
+            zero,
+            scales,
+            biased: false,
+            decode,
+        };
+        let biased = |layout| Self {
+            biased: true,
+            ..layout
+        };
+        Some(match kind.name() {
+            "Q4_0" => layout(4, 32, 8, DType::F16, q4_0),
+            "Q4_1" => biased(layout(4, 32, 0, DType::F16, q4_1)),
+            "Q5_0" => layout(8, 32, 16, DType::F16, q5_0),
+            "Q5_1" => biased(layout(8, 32, 0, DType::F16, q5_1)),
+            "Q8_0" => layout(8, 32, 128, DType::F16, q8_0),
+            "Q2_K" => biased(layout(4, 16, 0, DType::F32, q2_k)),
+            "Q3_K" => layout(4, 16, 4, DType::F32, q3_k),
+            "Q4_K" => biased(layout(4, 32, 0, DType::F32, q4_k)),
+            "Q5_K" => biased(layout(8, 32, 0, DType::F32, q5_k)),
+            "Q6_K" => layout(8, 16, 32, DType::F32, q6_k),
+            "IQ4_NL" => layout(8, 32, 128, DType::F16, iq4_nl),
+            "IQ4_XS" => layout(8, 32, 128, DType::F32, iq4_xs),
+            // Powers of two down to 2^-128: bf16 has them all.
+            "MXFP4" => layout(8, 32, 12, DType::BF16, mxfp4),
+            _ => return None,
+        })
+    }
+
+    /// Decodes one block. Groups that the type does not have stay as they were.
+    pub(super) fn decode(&self, bytes: &[u8], block: &mut Block) {
+        (self.decode)(bytes, block);
+    }
+}
+
+/// Names of the types whose blocks are read, for messages.
+pub(super) const READ: &str =
+    "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4";
+
+fn f16_at(bytes: &[u8], at: usize) -> f32 {
+    f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
+}
+
+/// Nibbles: the low halves of the bytes are the first elements, the high halves the others.
+fn halves(bytes: &[u8], to: &mut [u8]) {
+    let (low, high) = to.split_at_mut(bytes.len());
+    for ((byte, low), high) in bytes.iter().zip(low).zip(high) {
+        *low = byte & 15;
+        *high = byte >> 4;
+    }
+}
+
+/// Bit `i` of `bits` as the fifth bit of element `i`.
+fn fifth_bits(bits: &[u8], to: &mut [u8]) {
+    for (to, bits) in to.chunks_exact_mut(8).zip(bits) {
+        for (i, q) in to.iter_mut().enumerate() {
+            *q |= (bits >> i & 1) << 4;
+        }
+    }
+}
+
+fn q4_0(bytes: &[u8], block: &mut Block) {
+    block.scales[0] = f16_at(bytes, 0);
+    halves(&bytes[2..18], &mut block.quants[..32]);
+}
+
+fn q4_1(bytes: &[u8], block: &mut Block) {
+    block.scales[0] = f16_at(bytes, 0);
+    block.biases[0] = f16_at(bytes, 2);
+    halves(&bytes[4..20], &mut block.quants[..32]);
+}
+
+fn q5_0(bytes: &[u8], block: &mut Block) {
+    block.scales[0] = f16_at(bytes, 0);
+    halves(&bytes[6..22], &mut block.quants[..32]);
+    fifth_bits(&bytes[2..6], &mut block.quants[..32]);
+}
+
+fn q5_1(bytes: &[u8], block: &mut Block) {
+    block.scales[0] = f16_at(bytes, 0);
+    block.biases[0] = f16_at(bytes, 2);
+    halves(&bytes[8..24], &mut block.quants[..32]);
+    fifth_bits(&bytes[4..8], &mut block.quants[..32]);
+}
+
+fn q8_0(bytes: &[u8], block: &mut Block) {
+    block.scales[0] = f16_at(bytes, 0);
+    for (q, byte) in block.quants[..32].iter_mut().zip(&bytes[2..34]) {
+        // Signed plus 128.
+        *q = byte ^ 0x80;
+    }
+}
+
+/// The bits of 2-bit numbers: 32 bytes hold 4 runs of 32 numbers.
+fn quarters(bytes: &[u8], to: &mut [u8]) {
+    for (bytes, to) in bytes.chunks_exact(32).zip(to.chunks_exact_mut(128)) {
+        for (shift, to) in to.chunks_exact_mut(32).enumerate() {
+            for (q, byte) in to.iter_mut().zip(bytes) {
+                *q = byte >> (2 * shift) & 3;
+            }
+        }
+    }
+}
+
+fn q2_k(bytes: &[u8], block: &mut Block) {
+    let (d, least) = (f16_at(bytes, 80), f16_at(bytes, 82));
+    for (i, byte) in bytes[..16].iter().enumerate() {
+        block.scales[i] = d * f32::from(byte & 15);
+        block.biases[i] = -(least * f32::from(byte >> 4));
+    }
+    quarters(&bytes[16..80], &mut block.quants);
+}
+
+fn q3_k(bytes: &[u8], block: &mut Block) {
+    let d = f16_at(bytes, 108);
+    let packed = &bytes[96..108];
+    for i in 0..16 {
+        let low = packed[i % 8] >> (4 * (i / 8)) & 15;
+        let high = packed[8 + i % 4] >> (2 * (i / 4)) & 3;
+        block.scales[i] = d * (f32::from(low | high << 4) - 32.0);
+    }
+    quarters(&bytes[32..96], &mut block.quants);
+    for (bit, run) in block.quants.chunks_exact_mut(32).enumerate() {
+        for (q, mask) in run.iter_mut().zip(&bytes[..32]) {
+            *q |= (mask >> bit & 1) << 2;
+        }
+    }
+}
+
+/// Scales and biases of Q4_K and Q5_K: 8 of each, of 6 bits.
+fn six_bits(bytes: &[u8], block: &mut Block) {
+    let (d, least) = (f16_at(bytes, 0), f16_at(bytes, 2));
+    let packed = &bytes[4..16];
+    for i in 0..8 {
+        let (scale, bias) = if i < 4 {
+            (packed[i] & 63, packed[i + 4] & 63)
+        } else {
+            (
+                packed[i + 4] & 15 | packed[i - 4] >> 6 << 4,
+                packed[i + 4] >> 4 | packed[i] >> 6 << 4,
+            )
+        };
+        block.scales[i] = d * f32::from(scale);
+        block.biases[i] = -(least * f32::from(bias));
+    }
+}
+
+/// Nibbles of k-quants: 32 bytes hold two runs of 32 numbers.
+fn runs(bytes: &[u8], to: &mut [u8]) {
+    for (bytes, to) in bytes.chunks_exact(32).zip(to.chunks_exact_mut(64)) {
+        halves(bytes, to);
+    }
+}
+
+fn q4_k(bytes: &[u8], block: &mut Block) {
+    six_bits(bytes, block);
+    runs(&bytes[16..144], &mut block.quants);
+}
+
+fn q5_k(bytes: &[u8], block: &mut Block) {
+    six_bits(bytes, block);
+    runs(&bytes[48..176], &mut block.quants);
+    for (bit, run) in block.quants.chunks_exact_mut(32).enumerate() {
+        for (q, mask) in run.iter_mut().zip(&bytes[16..48]) {
+            *q |= (mask >> bit & 1) << 4;
+        }
+    }
+}
+
+fn q6_k(bytes: &[u8], block: &mut Block) {
+    let d = f16_at(bytes, 208);
+    for (scale, byte) in block.scales.iter_mut().zip(&bytes[192..208]) {
+        *scale = d * f32::from(byte.cast_signed());
+    }
+    let low = bytes[..128].chunks_exact(64);
+    let high = bytes[128..192].chunks_exact(32);
+    for ((low, high), to) in low.zip(high).zip(block.quants.chunks_exact_mut(128)) {
+        halves(low, to);
+        for (shift, run) in to.chunks_exact_mut(32).enumerate() {
+            for (q, high) in run.iter_mut().zip(high) {
+                *q |= (high >> (2 * shift) & 3) << 4;
+            }
+        }
+    }
+}
+
+/// What the 4-bit numbers of the IQ4 types stand for, plus 128.
+const IQ4: [u8; 16] = [
+    1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241,
+];
+
+fn look_up(table: &[u8; 16], quants: &mut [u8]) {
+    for q in quants {
+        *q = table[usize::from(*q & 15)];
+    }
+}
+
+fn iq4_nl(bytes: &[u8], block: &mut Block) {
+    block.scales[0] = f16_at(bytes, 0);
+    halves(&bytes[2..18], &mut block.quants[..32]);
+    look_up(&IQ4, &mut block.quants[..32]);
+}
+
+fn iq4_xs(bytes: &[u8], block: &mut Block) {
+    let d = f16_at(bytes, 0);
+    let high = u16::from_le_bytes([bytes[2], bytes[3]]);
+    for i in 0..8 {
+        let low = bytes[4 + i / 2] >> (4 * (i % 2)) & 15;
+        let scale = u16::from(low) | (high >> (2 * i) & 3) << 4;
+        block.scales[i] = d * (f32::from(scale) - 32.0);
+    }
+    for (bytes, to) in bytes[8..136]
+        .chunks_exact(16)
+        .zip(block.quants.chunks_exact_mut(32))
+    {
+        halves(bytes, to);
+    }
+    look_up(&IQ4, &mut block.quants);
+}
+
+/// Twice the values of e2m1, plus 12.
+const E2M1: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
+
+fn mxfp4(bytes: &[u8], block: &mut Block) {
+    // 2^(e - 127), halved since the values are doubled. The largest two would make weights that no f32 holds, and the last
+    // is no number at all: they are given as infinite, for the caller to refuse.
+    block.scales[0] = match bytes[0] {
+        e @ 0..=1 => f32::from_bits(0x0020_0000 << e),
+        e @ 2..=252 => f32::from_bits(u32::from(e - 1) << 23),
+        _ => f32::INFINITY,
+    };
+    halves(&bytes[1..17], &mut block.quants[..32]);
+    look_up(&E2M1, &mut block.quants[..32]);
+}
