@@ -105,6 +105,32 @@ pub struct Hit {
 ///
 /// # What it does not promise
 /// The fingerprint must tell apart all models whose bits differ, and so must name the device if one store serves several.
+///
+/// # Example
+/// ```
+/// use recant_core::{Cache, CacheOptions, LanguageModel, Rows, Segment};
+/// use recant_generate::{PromptStore, StoreOptions, StoredState};
+/// # use recant_testkit::ScriptedModel;
+///
+/// # fn main() -> recant_generate::Result<()> {
+/// # let model = ScriptedModel::new(1, 64);
+/// let store = PromptStore::new(StoreOptions::default());
+/// let fingerprint = &model.spec().layout.fingerprint;
+/// let mut caches = model.new_caches(&CacheOptions::default())?;
+/// model.forward(&mut [Segment::new(&[5, 6, 7], &mut caches, Rows::None)])?;
+/// let state = StoredState { caches: caches.snapshot()?, drafter: None };
+/// store.put(fingerprint, &[5, 6, 7], state)?;
+///
+/// let mut others = model.new_caches(&CacheOptions::default())?;
+/// let prompt = [5, 6, 7, 8];
+/// let hit = store.longest(fingerprint, &prompt, 3, &mut |hit| others.fits(&hit.state.caches).is_ok())?;
+/// if let Some(hit) = hit {
+///     others.load(&hit.state.caches)?;
+/// }
+/// assert_eq!(others.len(), 3);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct PromptStore {
     shared: Arc<Shared>,
