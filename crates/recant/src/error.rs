@@ -13,6 +13,11 @@ pub enum Error {
     #[error(transparent)]
     Weights(#[from] recant_weights::Error),
 
+    /// A repository of the Hub cannot be fetched.
+    #[cfg(feature = "hub")]
+    #[error(transparent)]
+    Hub(#[from] crate::HubError),
+
     /// A model cannot be made of a checkpoint.
     #[error("{}: {source}", folder.display())]
     Model {

@@ -3,7 +3,7 @@
 //! A draft is checked by the target in one pass, and what the target rejects is taken back out of every cache, the
 //! recurrent state included, as though it had never been fed. Output is bit for bit that of plain decoding.
 //!
-//! [`load`] reads a checkpoint folder, [`Loaded::session`] prepares a [`Session`], and [`Session::generate`] streams
+//! [`load`] reads a checkpoint folder or fetches a repository of the Hub, [`Loaded::session`] prepares a [`Session`], and [`Session::generate`] streams
 //! [`Event`]s.
 //!
 //! ```no_run
@@ -27,6 +27,8 @@ mod batcher;
 mod chat;
 mod error;
 mod heads;
+#[cfg(feature = "hub")]
+mod hub;
 mod loaded;
 mod session;
 mod stop;
@@ -41,6 +43,8 @@ pub use tokenizers;
 pub use batcher::{Batcher, BatcherOptions, Refused, Ticket};
 pub use chat::{ChatOptions, ChatTemplate, Content, Function, Message, Part, ToolCall};
 pub use error::{Error, Result};
+#[cfg(feature = "hub")]
+pub use hub::{Hub, HubError};
 pub use loaded::{load, load_with, Loaded};
 pub use recant_core::{CacheOptions, Cancel, Hidden, KvType};
 pub use recant_generate::{

@@ -1,5 +1,6 @@
 //! Any supported checkpoint, from its folder.
 
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -13,6 +14,8 @@ use recant_weights::Folder;
 use serde_json::Value;
 
 use crate::heads::{CheckedHead, Heads, CHECK_TEXT};
+#[cfg(feature = "hub")]
+use crate::Hub;
 use crate::{ChatTemplate, Error, Result, SessionBuilder, Text, Threads};
 
 /// Families that [`load`] takes.
@@ -37,6 +40,9 @@ pub struct Loaded {
 
 /// Loads a checkpoint folder in the layout of the Hub: own kernels, on the CPU.
 ///
+/// A path that does not exist and looks like a repository of the Hub, `owner/name` or `owner/name@revision`, is fetched from there
+/// into the cache that all its clients share, as [`Hub::from_env`](crate::Hub::from_env) says (feature `hub`).
+///
 /// # Errors
 /// Whatever is missing, unknown or contradicts itself in the folder is named.
 ///
@@ -53,13 +59,14 @@ pub fn load(path: impl AsRef<Path>) -> Result<Loaded> {
     load_with(path, &LoadOptions::default(), &mut |_, _| {})
 }
 
-/// [`load`] with a choice of backend and device. `progress` is told how many of how many bytes are read.
+/// [`load`] with a choice of backend and device. `progress` is told how many of how many bytes are read; where a repository is
+/// fetched, before that how many of how many bytes are there.
 pub fn load_with(
     path: impl AsRef<Path>,
     options: &LoadOptions,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Loaded> {
-    let folder = Folder::open(&path)?;
+    let folder = Folder::open(local(path.as_ref(), progress)?)?;
     let family = family(&folder)?;
     let text = Text::load(folder.tokenizer_path())?;
     let (model, inventory) =
@@ -96,6 +103,22 @@ pub fn load_with(
         notes,
         path: folder.path().to_owned(),
     })
+}
+
+/// A path, or the folder that a repository of the Hub was fetched into.
+#[cfg(feature = "hub")]
+fn local<'a>(path: &'a Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Cow<'a, Path>> {
+    match path.to_str() {
+        Some(name) if !path.exists() && Hub::names(name) => {
+            Ok(Cow::Owned(Hub::from_env()?.fetch(name, progress)?))
+        }
+        _ => Ok(Cow::Borrowed(path)),
+    }
+}
+
+#[cfg(not(feature = "hub"))]
+fn local<'a>(path: &'a Path, _: &mut dyn FnMut(u64, u64)) -> Result<Cow<'a, Path>> {
+    Ok(Cow::Borrowed(path))
 }
 
 /// The family that the root's model type belongs to.
@@ -184,7 +207,7 @@ impl Loaded {
     ) -> Result<CheckedHead> {
         let path = path.unwrap_or(&self.path);
         self.heads.get(path, hidden, || {
-            let folder = Folder::open(path)?;
+            let folder = Folder::open(local(path, &mut |_, _| {})?)?;
             let text = self.text.encode(CHECK_TEXT)?;
             let (head, check) = threads
                 .run(|| HeadCheck::load(self.family, &self.hybrid, &folder, &self.options, hidden, &text))?;
