@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use criterion::{criterion_group, criterion_main, Criterion};
 use recant::generate::DraftVocabulary;
-use recant::{Loaded, Session, SessionBuilder, Stats, Threads};
+use recant::{Loaded, Rule, Sampling, Session, SessionBuilder, Stats, Threads};
 
 /// Texts of most rows, and of the row that stands for all.
 const TEXTS: usize = 4;
@@ -145,6 +145,7 @@ fn speculate(criterion: &mut Criterion) {
     }
 
     demo(&threads);
+    sampled(&plain, &model, &all);
 
     let mut group = criterion.benchmark_group("speculate");
     group.sample_size(10).measurement_time(Duration::from_secs(3));
@@ -176,6 +177,43 @@ fn demo(threads: &Threads) {
         let session = plain().mtp().draft_vocabulary(few()).draft_tokens(depth);
         let mut slow = plain().draft_tokens(0).build().expect("a session");
         compare(name, &mut slow, &mut session.build().expect("a session"), &all);
+    }
+}
+
+/// Drafts of a model where text is sampled, by each rule. Texts differ between rules, so tokens a second are compared, of all
+/// prompts together.
+fn sampled(plain: &dyn Fn() -> SessionBuilder, model: &dyn Fn() -> SessionBuilder, prompts: &[Vec<u32>]) {
+    for temperature in [0.7, 1.0] {
+        for rule in [Rule::Coupled, Rule::Token, Rule::Block] {
+            let sampling = Sampling {
+                temperature,
+                rule,
+                seed: 1,
+                ..Sampling::default()
+            };
+            let build =
+                |builder: SessionBuilder| builder.sampling(sampling.clone()).build().expect("a session");
+            let mut sessions = [build(plain().draft_tokens(0)), build(model().draft_tokens(4))];
+            let (mut seconds, mut tokens) = ([0.0; 2], [0; 2]);
+            let mut total = Stats::default();
+            for prompt in prompts {
+                for (v, session) in sessions.iter_mut().enumerate() {
+                    let (time, text, stats) = run(session, prompt);
+                    seconds[v] += time.as_secs_f64();
+                    tokens[v] += text.len() - prompt.len();
+                    if v == 1 {
+                        add(&mut total, &stats);
+                    }
+                }
+            }
+            let rate = |v: usize| tokens[v] as f64 / seconds[v];
+            println!(
+                "temperature {temperature}, {rule:?}, draft model, 4: {:.2} times plain, {:.2} tokens a round, {:.0} % accepted",
+                rate(1) / rate(0),
+                total.generated_tokens as f64 / total.rounds as f64,
+                100.0 * total.accepted as f64 / total.drafted as f64
+            );
+        }
     }
 }
 
@@ -235,6 +273,10 @@ fn add(total: &mut Stats, run: &Stats) {
         sum.resize(sum.len().max(counts.len()), 0);
         sum.iter_mut().zip(counts).for_each(|(sum, n)| *sum += n);
     }
+    total.rounds += run.rounds;
+    total.drafted += run.drafted;
+    total.accepted += run.accepted;
+    total.generated_tokens += run.generated_tokens;
     total.time.add(&run.time);
 }
 

@@ -126,8 +126,8 @@ impl Cache for HalfKvCache {
             return Ok(snapshot);
         }
         Ok(snapshot
-            .with_array("keys", self.keys.narrow(0, 0, self.len)?.copy()?)
-            .with_array("values", self.values.narrow(0, 0, self.len)?.copy()?))
+            .with_rows("keys", self.keys.narrow(0, 0, self.len)?.copy()?)
+            .with_rows("values", self.values.narrow(0, 0, self.len)?.copy()?))
     }
 
     fn fits(&self, from: &Snapshot) -> Result<(), Error> {

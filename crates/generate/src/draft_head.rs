@@ -81,12 +81,7 @@ impl DraftHead {
         drafted: &[Proposed],
     ) -> Result<Proposed> {
         let drafted: Vec<u32> = drafted.iter().map(|token| token.id).collect();
-        let row = match output.largest.as_deref() {
-            None => Row::All(output.logits()?),
-            Some([largest]) => Row::Largest(largest),
-            Some(rows) => return Err(recant_core::Error::mismatch("rows of logits", 1, rows.len()).into()),
-        };
-        draws.choose(&drafted, row, self.ids.as_deref(), self.width)
+        draws.choose(&drafted, Row::only(output)?, self.ids.as_deref(), self.width)
     }
 
     /// The same for one row that comes after the final norm: `[1, hidden_size]`.

@@ -81,7 +81,7 @@ struct Slot {
 #[derive(Debug)]
 pub struct Refused {
     /// The session, as it was.
-    pub session: Box<Session>,
+    pub session: Session,
     /// Why.
     pub error: crate::Error,
 }
@@ -110,15 +110,15 @@ impl Batcher {
         session: Session,
         prompt: &[u32],
         max_tokens: usize,
-    ) -> std::result::Result<Ticket, Refused> {
+    ) -> std::result::Result<Ticket, Box<Refused>> {
         if self.waiting.len() >= self.options.waiting {
-            return Err(Refused {
-                session: Box::new(session),
-                error: Error::Busy {
-                    waiting: self.waiting.len(),
-                }
-                .into(),
-            });
+            let error = Error::Busy {
+                waiting: self.waiting.len(),
+            };
+            return Err(Box::new(Refused {
+                session,
+                error: error.into(),
+            }));
         }
         let ticket = Ticket(self.next);
         self.next += 1;

@@ -206,28 +206,19 @@ impl Decoder {
         let Some(store) = &line.store else {
             return Ok(false);
         };
-        let told = |state: &DrafterState, tokens: usize| prompt[tokens..].starts_with(&state.ahead);
-        let needs_state = line.drafter.as_ref().is_some_and(|d| d.wants_hidden().is_some());
         let model = &line.model.spec().layout.fingerprint;
+        let drafter = &mut line.drafter;
         let hit = store.longest(model, prompt, prompt.len() - 1, &mut |hit| {
-            let state = hit.state.drafter.as_ref();
-            caches.fits(&hit.state.caches).is_ok()
-                && (!needs_state || state.is_some_and(|state| told(state, hit.tokens)))
+            let state = hit.state.drafter.as_ref().map(|state| &state.snapshot);
+            let resumes = |drafter: &mut Box<dyn Drafter>| drafter.resume(&prompt[..=hit.tokens], state).is_ok();
+            // The state of another drafter is no use to this one; some can do without any.
+            caches.fits(&hit.state.caches).is_ok() && drafter.as_mut().is_none_or(resumes)
         })?;
         let Some(hit) = hit else {
             return Ok(false);
         };
-        let text = &prompt[..=hit.tokens];
-        if let Some(drafter) = &mut line.drafter {
-            let state = hit.state.drafter.as_ref().filter(|state| told(state, hit.tokens));
-            // The state of another drafter is no use to this one.
-            let resumed = drafter.resume(text, state.map(|state| &state.snapshot));
-            if resumed.or_else(|_| drafter.resume(text, None)).is_err() {
-                return Ok(false);
-            }
-        }
         caches.load(&hit.state.caches)?;
-        line.tokens.extend_from_slice(text);
+        line.tokens.extend_from_slice(&prompt[..=hit.tokens]);
         Ok(true)
     }
 
@@ -296,7 +287,7 @@ impl Line {
         };
         let model = &self.model.spec().layout.fingerprint;
         let fed = &self.tokens[..caches.len()];
-        if fed.is_empty() || store.contains(model, fed) {
+        if fed.is_empty() {
             return Ok(());
         }
         let drafter = match &mut self.drafter {
