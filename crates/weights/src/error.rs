@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::folder::TensorInfo;
+
 /// The result of every operation in this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -88,8 +90,8 @@ pub enum Error {
 
     /// The checkpoint is quantized.
     #[error(
-        "{} is quantized ({format}), as told by {evidence}; expected F32, BF16 or F16 tensors: \
-         use the unquantized checkpoint of this model",
+        "{} is quantized ({format}), as told by {evidence}; expected F32, BF16 or F16 tensors, or MLX' affine of 2, 3, 4, 5, 6 \
+         or 8 bits in groups of 32, 64 or 128, mxfp4, nvfp4 or mxfp8: use such a checkpoint of this model",
         folder.display()
     )]
     Quantized {
@@ -101,8 +103,19 @@ pub enum Error {
         evidence: String,
     },
 
-    /// The checkpoint is in another program's tensor layout, or in a layout that cannot be told.
-    #[error("{}: {reason}; use the checkpoint as Hugging Face publishes it", folder.display())]
+    /// The parts of a quantized matrix contradict one another or the configuration, or one is missing or damaged.
+    #[error("tensor {tensor} in {}: {reason}", file.display())]
+    Packed {
+        /// The name in the file of the part that shows it.
+        tensor: String,
+        /// The file.
+        file: PathBuf,
+        /// What was expected and found.
+        reason: String,
+    },
+
+    /// The checkpoint is in a layout that cannot be told.
+    #[error("{}: {reason}; convert the checkpoint again, or use it as Hugging Face publishes it", folder.display())]
     Layout {
         /// The folder.
         folder: PathBuf,
@@ -186,6 +199,39 @@ pub enum Error {
         tensors: Vec<String>,
     },
 
+    /// A file is not well-formed GGUF.
+    #[error("{} is not a valid GGUF file: {reason}; download it again", file.display())]
+    Gguf {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+
+    /// A value in the metadata of a GGUF file is missing or not what it should be.
+    #[error("{}: metadata key {key}: expected {expected}, found {found}; use a file of a supported model", file.display())]
+    GgufKey {
+        /// The file.
+        file: PathBuf,
+        /// The key.
+        key: String,
+        /// What it should have held.
+        expected: String,
+        /// What it held.
+        found: String,
+    },
+
+    /// A tensor of a GGUF file cannot be used.
+    #[error("tensor {tensor} in {}: {reason}", file.display())]
+    GgufTensor {
+        /// The name in the file.
+        tensor: String,
+        /// The file.
+        file: PathBuf,
+        /// What is wrong with it, and what to do.
+        reason: String,
+    },
+
     /// A tensor could not be made from the file's bytes.
     #[error("tensor {tensor}: {source}")]
     Tensor {
@@ -223,6 +269,21 @@ impl Error {
         Self::Header {
             file: file.to_owned(),
             reason: clipped(&reason.to_string()),
+        }
+    }
+
+    pub(crate) fn gguf(file: &Path, reason: String) -> Self {
+        Self::Gguf {
+            file: file.to_owned(),
+            reason: clipped(&reason),
+        }
+    }
+
+    pub(crate) fn gguf_tensor(tensor: &TensorInfo, reason: &str) -> Self {
+        Self::GgufTensor {
+            tensor: tensor.name.clone(),
+            file: tensor.file.clone(),
+            reason: reason.to_owned(),
         }
     }
 

@@ -14,6 +14,7 @@ use sha2::{Digest, Sha256};
 
 use crate::error::{list, Error, Result};
 use crate::format;
+use crate::gguf::{self, Gguf};
 use crate::header;
 use crate::index::Index;
 use crate::mapping;
@@ -74,8 +75,8 @@ pub struct TensorInfo {
     /// Its dimensions, outermost first.
     pub shape: Vec<usize>,
     /// Which of the folder's maps holds it, and where.
-    map: usize,
-    bytes: Range<usize>,
+    pub(crate) map: usize,
+    pub(crate) bytes: Range<usize>,
 }
 
 impl TensorInfo {
@@ -97,6 +98,8 @@ pub struct Folder {
     /// In name order.
     tensors: Vec<TensorInfo>,
     maps: Vec<Mmap>,
+    /// What a checkpoint in GGUF has beside.
+    gguf: Option<Gguf>,
     fingerprint: OnceLock<String>,
 }
 
@@ -114,6 +117,9 @@ impl Folder {
     /// [`weights`](Self::weights).
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref().to_owned();
+        if let Some(file) = gguf_file(&path)? {
+            return Self::open_gguf(&file);
+        }
         let config_path = path.join("config.json");
         let found = if path.is_dir() {
             (!config_path.exists()).then_some("a folder without config.json")
@@ -139,6 +145,7 @@ impl Folder {
             config,
             tensors: Vec::new(),
             maps: Vec::new(),
+            gguf: None,
             fingerprint: OnceLock::new(),
             path,
         };
@@ -147,7 +154,29 @@ impl Folder {
         Ok(folder)
     }
 
-    /// The folder.
+    fn open_gguf(file: &Path) -> Result<Self> {
+        let gguf::Opened {
+            path,
+            config,
+            tokenizer_config,
+            mut tensors,
+            maps,
+            gguf,
+        } = gguf::open(file)?;
+        tensors.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(Self {
+            path,
+            config,
+            generation_config: None,
+            tokenizer_config: Some(tokenizer_config),
+            tensors,
+            maps,
+            gguf: Some(gguf),
+            fingerprint: OnceLock::new(),
+        })
+    }
+
+    /// The folder, or the first file of a model in GGUF.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -215,8 +244,27 @@ impl Folder {
     /// [`Error::Quantized`] and [`Error::Layout`] for formats that are not read, [`Error::Names`] where names are in no
     /// known scheme, in several at once, or stand for the same weight twice.
     pub fn weights(&self) -> Result<Weights<'_>> {
+        if let Some(gguf) = &self.gguf {
+            gguf.check(self.tensors())?;
+            return Weights::new(self);
+        }
         format::check(&self.path, &self.config, &self.tensors)?;
         Weights::new(self)
+    }
+
+    /// Whether it is a model in GGUF.
+    pub fn is_gguf(&self) -> bool {
+        self.gguf.is_some()
+    }
+
+    pub(crate) fn gguf(&self) -> Option<&Gguf> {
+        self.gguf.as_ref()
+    }
+
+    /// The metadata of a model in GGUF.
+    pub(crate) fn gguf_metadata(&self) -> Option<gguf::Metadata<'_>> {
+        let gguf = self.gguf.as_ref()?;
+        Some(gguf.metadata(&self.path, self.maps.first()?))
     }
 
     /// A tensor's bytes in the map.
@@ -276,6 +324,17 @@ impl Folder {
         self.maps.push(map);
         Ok(tensors)
     }
+}
+
+/// The file in GGUF that is meant by a path: a file of that name, or the one model in a folder without `config.json`.
+fn gguf_file(path: &Path) -> Result<Option<PathBuf>> {
+    if gguf::is_gguf(path) {
+        return Ok(Some(path.to_owned()));
+    }
+    if path.is_dir() && !path.join("config.json").exists() {
+        return gguf::model_in(path);
+    }
+    Ok(None)
 }
 
 /// A file's bytes, or None where there is no such file.

@@ -1,4 +1,5 @@
-//! Checkpoints in formats that are not read: told by their layout, and refused by name.
+//! What a checkpoint is: formats that are not read are told by their layout and refused by name, and so are layouts that cannot
+//! be told.
 
 use std::path::Path;
 
@@ -6,11 +7,10 @@ use serde_json::Value;
 
 use crate::error::{clipped, Error, Result};
 use crate::folder::{Dtype, TensorInfo};
-use crate::names;
+use crate::{mlx, names, Norms};
 
 /// Companions of a quantized weight, by the end of their names.
-const COMPANIONS: [(&str, &str); 8] = [
-    (".scales", "MLX"),
+const COMPANIONS: [(&str, &str); 7] = [
     (".weight_scale_inv", "block FP8"),
     (".weight_scale", "FP8 or NVFP4"),
     (".weight_scale_2", "NVFP4"),
@@ -25,63 +25,16 @@ const SMALL_FLOATS: [&str; 3] = ["F8_", "F6_", "F4"];
 
 /// Refuses what [`Weights`](crate::Weights) cannot hand out as it is meant.
 pub(crate) fn check(folder: &Path, config: &Value, tensors: &[TensorInfo]) -> Result<()> {
-    check_config(folder, config)?;
     let text: Vec<&TensorInfo> = tensors.iter().filter(|t| names::is_text(&t.name)).collect();
     check_quantized(folder, &text)?;
-    check_layout(folder, &text)
+    mlx::check(folder, config, &text)?;
+    norms(folder, tensors.iter()).map(|_| ())
 }
 
 /// Refuses a multi-token-prediction head in a format that is not read.
 pub(crate) fn check_mtp(folder: &Path, config: &Value, tensors: &[&TensorInfo]) -> Result<()> {
-    check_config(folder, config)?;
-    check_quantized(folder, tensors)
-}
-
-fn check_config(folder: &Path, config: &Value) -> Result<()> {
-    for (place, part) in [("", Some(config)), ("text_config.", config.get("text_config"))] {
-        for key in ["quantization", "quantization_config"] {
-            match part.and_then(|part| part.get(key)) {
-                None | Some(Value::Null) => {}
-                Some(value) => {
-                    return Err(Error::Quantized {
-                        folder: folder.to_owned(),
-                        format: described(value),
-                        evidence: format!("`{place}{key}` in config.json"),
-                    })
-                }
-            }
-        }
-    }
-    Ok(())
-}
-
-/// The format that a quantization entry declares, in a few words.
-fn described(quantization: &Value) -> String {
-    let said: Vec<String> = [
-        "quant_method",
-        "fmt",
-        "quant_algo",
-        "format",
-        "mode",
-        "bits",
-        "group_size",
-    ]
-    .iter()
-    .filter_map(|key| {
-        let value = quantization.get(key)?;
-        let shown = match value {
-            Value::String(text) => clipped(text),
-            Value::Number(number) => number.to_string(),
-            _ => return None,
-        };
-        Some(format!("{key} {shown}"))
-    })
-    .collect();
-    if said.is_empty() {
-        "format not named".to_owned()
-    } else {
-        said.join(", ")
-    }
+    check_quantized(folder, tensors)?;
+    mlx::check(folder, config, tensors)
 }
 
 fn check_quantized(folder: &Path, text: &[&TensorInfo]) -> Result<()> {
@@ -112,8 +65,7 @@ fn check_quantized(folder: &Path, text: &[&TensorInfo]) -> Result<()> {
     Ok(())
 }
 
-/// How the taps of a convolution lie in memory, which also tells how the norms are stored.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// How the taps of a convolution lie in memory.
 enum Taps {
     /// `[channels, 1, taps]`, as Hugging Face writes it; norms are zero-centred.
     Last,
@@ -123,38 +75,69 @@ enum Taps {
     One,
 }
 
-/// Refuses a checkpoint converted by MLX: its norms hold 1 + w, and a model that adds the 1 again is silently wrong.
+impl Taps {
+    fn of(shape: &[usize]) -> Option<Self> {
+        match shape {
+            [_, 1, 1] => Some(Self::One),
+            [_, 1, _] => Some(Self::Last),
+            [_, _, 1] => Some(Self::Middle),
+            // Neither layout. Whoever takes the tensor says which shape it should have.
+            _ => None,
+        }
+    }
+}
+
+/// How a checkpoint stores the norms of its language model: a model that adds the 1 again is silently wrong.
 ///
-/// Decided by the shape of the convolutions alone. The presence of `mtp.*` proves nothing (conversions keep it), nor
-/// do the values of the norms (real ones can be negative).
-fn check_layout(folder: &Path, text: &[&TensorInfo]) -> Result<()> {
-    for tensor in text {
+/// Decided by the shape of the convolutions alone, which all have to agree. The presence of `mtp.*` proves nothing (conversions
+/// keep it), nor do the values of the norms (real ones can be negative). A model without a convolution is an original, unless
+/// MLX quantized it.
+pub(crate) fn norms<'a>(folder: &Path, tensors: impl Iterator<Item = &'a TensorInfo>) -> Result<Norms> {
+    let refused = |tensor: &TensorInfo, meaning: &str| Error::Layout {
+        folder: folder.to_owned(),
+        reason: format!(
+            "tensor {} in {} has shape {:?}: {meaning}",
+            clipped(&tensor.name),
+            tensor.file.display(),
+            tensor.shape
+        ),
+    };
+    let text: Vec<&TensorInfo> = tensors.filter(|tensor| names::is_text(&tensor.name)).collect();
+    let mut seen: Option<(Norms, &TensorInfo)> = None;
+    for tensor in text.iter().copied() {
         if !tensor.name.ends_with(".linear_attn.conv1d.weight") {
             continue;
         }
-        let taps = match tensor.shape[..] {
-            [_, 1, 1] => Taps::One,
-            [_, 1, _] => Taps::Last,
-            [_, _, 1] => Taps::Middle,
-            // Neither layout. Whoever takes the tensor says which shape it should have.
-            _ => continue,
+        let found = match Taps::of(&tensor.shape) {
+            Some(Taps::Last) => Norms::ZeroCentred,
+            Some(Taps::Middle) => Norms::OnePlus,
+            Some(Taps::One) => {
+                return Err(refused(
+                    tensor,
+                    "a single tap, which does not tell an MLX conversion, whose norms are stored as 1 + w, from an original;                      expected at least 2 taps",
+                ))
+            }
+            None => continue,
         };
-        if taps == Taps::Last {
-            continue;
+        match seen {
+            Some((norms, other)) if norms != found => {
+                return Err(refused(
+                    tensor,
+                    &format!(
+                        "MLX conversions have [channels, taps, 1] and norms stored as 1 + w, originals have [channels, 1, taps],                          and {} has {:?}; expected one layout",
+                        clipped(&other.name),
+                        other.shape
+                    ),
+                ))
+            }
+            _ => seen = Some((found, tensor)),
         }
-        let meaning = match taps {
-            Taps::Middle => "the layout of an MLX conversion, whose norms are stored as 1 + w",
-            _ => "a single tap, which does not tell an MLX conversion from an original",
-        };
-        return Err(Error::Layout {
-            folder: folder.to_owned(),
-            reason: format!(
-                "tensor {} in {} has shape {:?}: {meaning}; expected [channels, 1, taps] with at least 2 taps",
-                clipped(&tensor.name),
-                tensor.file.display(),
-                tensor.shape
-            ),
-        });
     }
-    Ok(())
+    if let (None, Some(scales)) = (seen, text.iter().find(|t| t.name.ends_with(".scales"))) {
+        return Err(refused(
+            scales,
+            "MLX quantized it, but no convolution tells whether its norms are stored as 1 + w",
+        ));
+    }
+    Ok(seen.map_or(Norms::ZeroCentred, |(norms, _)| norms))
 }

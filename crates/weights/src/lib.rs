@@ -33,9 +33,11 @@
 mod error;
 mod folder;
 mod format;
+mod gguf;
 mod header;
 mod index;
 mod mapping;
+mod mlx;
 mod mtp;
 mod names;
 mod source;
@@ -45,6 +47,7 @@ mod weights;
 
 pub use error::{Error, Result};
 pub use folder::{Dtype, Folder, TensorInfo};
+pub use gguf::{Cutting, TokenKind, Vocabulary};
 pub use source::{Norms, Source};
 pub use stored::{Stored, StoredGroups};
 pub use weights::{Inventory, Weights};

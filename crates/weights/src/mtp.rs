@@ -11,22 +11,34 @@ impl Folder {
     /// The tensors of a multi-token-prediction head, if there are any: those behind `mtp.` in a checkpoint, or all of a
     /// folder that holds nothing else (model type `qwen3_5_mtp`). Canonical names have no prefix: `fc.weight`.
     ///
-    /// How norms are stored follows from the layout: behind `mtp.` they are as the original export has them, without a
-    /// prefix they are converted.
+    /// How norms are stored follows from the layout: without a prefix they are converted, behind `mtp.` they are stored as
+    /// those of the language model in the same checkpoint, and where there is none as in the original.
     ///
     /// # Errors
     ///
     /// As [`weights`](Self::weights).
     pub fn mtp(&self) -> Result<Option<Weights<'_>>> {
-        let mut head = names::mtp(self.path(), self.tensors().map(|t| t.name.as_str()))?;
-        let mut norms = Norms::ZeroCentred;
-        if head.is_empty() && self.is_mtp_alone() {
-            norms = Norms::OnePlus;
-            head = self
-                .tensors()
-                .map(|t| (t.name.as_str(), t.name.as_str()))
-                .collect();
+        if let Some(gguf) = self.gguf() {
+            let head = gguf.names(true);
+            if head.is_empty() {
+                return Ok(None);
+            }
+            let names: BTreeSet<&str> = head.values().copied().collect();
+            gguf.check(self.tensors().filter(|t| names.contains(t.name.as_str())))?;
+            return Ok(Some(Weights::of(
+                self,
+                &head,
+                Norms::OnePlus,
+                Inventory::default(),
+            )));
         }
+        let inside = names::mtp(self.path(), self.tensors().map(|t| t.name.as_str()))?;
+        let (head, norms) = if inside.is_empty() && self.is_mtp_alone() {
+            let all = self.tensors().map(|t| (t.name.as_str(), t.name.as_str()));
+            (all.collect(), Norms::OnePlus)
+        } else {
+            (inside, format::norms(self.path(), self.tensors())?)
+        };
         if head.is_empty() {
             return Ok(None);
         }

@@ -8,7 +8,7 @@ use crate::error::{clipped, count, list, Error, Result};
 /// Prefixes of the language model, longest match first.
 const TEXT: [&str; 3] = ["model.language_model.", "language_model.model.", "model."];
 const HEAD: [&str; 2] = ["lm_head.", "language_model.lm_head."];
-const VISION: [&str; 2] = ["model.visual.", "visual."];
+const VISION: [&str; 4] = ["model.visual.", "visual.", "vision_tower.", "model.vision_tower."];
 const MTP: [&str; 4] = [
     "mtp.",
     "model.mtp.",

@@ -6,14 +6,14 @@ use candle_core::{DType, Device, Tensor};
 
 use crate::error::{Error, Result};
 use crate::folder::{Dtype, Folder, TensorInfo};
-use crate::{names, Norms, Stored};
+use crate::{format, mlx, names, Norms, Stored};
 
 /// Hands out each tensor of a checkpoint once, under canonical names.
 ///
 /// A canonical name is the name without the exporter's prefix: `embed_tokens.weight`, `layers.0.mlp.up_proj.weight`,
 /// `norm.weight`, `lm_head.weight`. Accepted prefixes are `model.language_model.`, `model.` and
 /// `language_model.model.`, and `lm_head.` or `language_model.lm_head.` for the head. Tensors of the vision tower
-/// (`model.visual.`, `visual.`) and of the multi-token-prediction head (`mtp.`, also behind `model.`,
+/// (`visual.` or `vision_tower.`, also behind `model.`) and of the multi-token-prediction head (`mtp.`, also behind `model.`,
 /// `language_model.` or `model.language_model.`) are counted and left alone.
 #[derive(Debug)]
 pub struct Weights<'a> {
@@ -54,13 +54,21 @@ pub struct Inventory {
 
 impl<'a> Weights<'a> {
     pub(crate) fn new(folder: &'a Folder) -> Result<Self> {
+        if let Some(gguf) = folder.gguf() {
+            let inventory = Inventory {
+                mtp: gguf.names(true).len(),
+                ..Inventory::default()
+            };
+            return Ok(Self::of(folder, &gguf.names(false), Norms::OnePlus, inventory));
+        }
         let sorted = names::sort(folder.path(), folder.tensors().map(|info| info.name.as_str()))?;
         let inventory = Inventory {
             vision: sorted.vision,
             mtp: sorted.mtp,
             ..Inventory::default()
         };
-        Ok(Self::of(folder, &sorted.text, Norms::ZeroCentred, inventory))
+        let norms = format::norms(folder.path(), folder.tensors())?;
+        Ok(Self::of(folder, &sorted.text, norms, inventory))
     }
 
     /// `names`: canonical name to the name in the file, for the tensors to hand out.
@@ -110,47 +118,10 @@ impl<'a> Weights<'a> {
     /// A tensor that is missing, of another shape, of another dtype, or already taken or discarded. Nothing is taken
     /// then.
     pub fn take(&mut self, name: &str, shape: &[usize]) -> Result<Tensor> {
-        let slot = self.text.get_mut(name).ok_or_else(|| Error::MissingTensor {
-            folder: self.folder.path().to_owned(),
-            tensor: name.to_owned(),
-            expected: shape.to_vec(),
-        })?;
-        let info = slot.info;
-        if slot.state != State::Waiting {
-            return Err(Error::TakenTwice {
-                tensor: name.to_owned(),
-            });
-        }
-        if info.shape != shape {
-            return Err(Error::Shape {
-                tensor: info.name.clone(),
-                file: info.file.clone(),
-                expected: shape.to_vec(),
-                found: info.shape.clone(),
-            });
-        }
-        let dtype = match &info.dtype {
-            Dtype::F32 => DType::F32,
-            Dtype::BF16 => DType::BF16,
-            Dtype::F16 => DType::F16,
-            Dtype::Other(found) => {
-                return Err(Error::Dtype {
-                    tensor: info.name.clone(),
-                    file: info.file.clone(),
-                    found: found.clone(),
-                })
-            }
-        };
-        let tensor = Tensor::from_raw_buffer(self.folder.data(info), dtype, shape, &Device::Cpu).map_err(
-            |source| Error::Tensor {
-                tensor: info.name.clone(),
-                source: source.into(),
-            },
-        )?;
-        slot.state = State::Taken;
-        self.inventory.taken += 1;
-        self.bytes_taken += info.bytes();
-        Ok(tensor)
+        self.take_with(name, shape, |folder, info| match folder.gguf() {
+            Some(gguf) => gguf.floats(info, folder.data(info), name, shape),
+            None => floats(folder, info, shape),
+        })
     }
 
     /// A matrix `[out, in]`.
@@ -159,7 +130,13 @@ impl<'a> Weights<'a> {
     ///
     /// As [`take`](Self::take).
     pub fn take_matrix(&mut self, name: &str, shape: [usize; 2]) -> Result<Stored> {
-        Ok(Stored::Float(self.take(name, &shape)?))
+        if let Some(packed) = self.take_packed(name, &shape)? {
+            return Ok(packed);
+        }
+        self.take_with(name, &shape, |folder, info| match folder.gguf() {
+            Some(gguf) => gguf.matrix(info, folder.data(info), name, shape),
+            None => floats(folder, info, &shape).map(Stored::Float),
+        })
     }
 
     /// The matrices `[out, in]` of a stack `[count, out, in]`, in order.
@@ -168,7 +145,82 @@ impl<'a> Weights<'a> {
     ///
     /// As [`take_matrix`](Self::take_matrix).
     pub fn take_stack(&mut self, name: &str, shape: [usize; 3]) -> Result<Vec<Stored>> {
-        Stored::Float(self.take(name, &shape)?).unstacked(name)
+        if let Some(packed) = self.take_packed(name, &shape)? {
+            return packed.unstacked(name);
+        }
+        self.take_with(name, &shape, |folder, info| match folder.gguf() {
+            Some(gguf) => gguf.stack(info, folder.data(info), name, shape),
+            None => Stored::Float(floats(folder, info, &shape)?).unstacked(name),
+        })
+    }
+
+    /// Takes all parts of what MLX quantized, if that is how it is stored. Nothing is taken where that fails.
+    fn take_packed(&mut self, name: &str, shape: &[usize]) -> Result<Option<Stored>> {
+        let Some(path) = name.strip_suffix(".weight") else {
+            return Ok(None);
+        };
+        let Some(parts) = mlx::Parts::find(path, |name| Some(self.text.get(name)?.info))? else {
+            return Ok(None);
+        };
+        if self.text[name].state != State::Waiting {
+            return Err(Error::TakenTwice {
+                tensor: name.to_owned(),
+            });
+        }
+        let folder = self.folder;
+        // The configuration names modules as the file does.
+        let module = parts.weight.name.strip_suffix(".weight").unwrap_or(name);
+        let entry = mlx::entry(folder.path(), folder.config(), module)?;
+        let stored = parts.read(shape, entry, |part| folder.data(part))?;
+        self.set(name, State::Taken);
+        Ok(Some(stored))
+    }
+
+    /// Notes what became of a tensor and, if it is a quantized matrix, of its companions.
+    fn set(&mut self, name: &str, state: State) {
+        let companions = name.strip_suffix(".weight").into_iter().flat_map(|path| {
+            mlx::COMPANIONS
+                .iter()
+                .map(move |companion| format!("{path}{companion}"))
+        });
+        for name in companions.chain([name.to_owned()]) {
+            let Some(slot) = self.text.get_mut(name.as_str()) else {
+                continue;
+            };
+            if slot.state != State::Waiting {
+                continue;
+            }
+            slot.state = state;
+            self.bytes_taken += slot.info.bytes();
+            match state {
+                State::Discarded => self.inventory.discarded += 1,
+                _ => self.inventory.taken += 1,
+            }
+        }
+    }
+
+    /// Takes a tensor, as what `read` gives. Nothing is taken where that fails.
+    fn take_with<T>(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        read: impl FnOnce(&Folder, &TensorInfo) -> Result<T>,
+    ) -> Result<T> {
+        let slot = self.text.get_mut(name).ok_or_else(|| Error::MissingTensor {
+            folder: self.folder.path().to_owned(),
+            tensor: name.to_owned(),
+            expected: shape.to_vec(),
+        })?;
+        if slot.state != State::Waiting {
+            return Err(Error::TakenTwice {
+                tensor: name.to_owned(),
+            });
+        }
+        let taken = read(self.folder, slot.info)?;
+        slot.state = State::Taken;
+        self.inventory.taken += 1;
+        self.bytes_taken += slot.info.bytes();
+        Ok(taken)
     }
 
     /// How the checkpoint stores norms, told by its layout.
@@ -184,13 +236,7 @@ impl<'a> Weights<'a> {
     /// Sets a text tensor aside as known and not wanted, such as the copy of the embedding that some tied checkpoints
     /// carry as `lm_head.weight`. Does nothing where there is no such tensor or it was taken.
     pub fn discard(&mut self, name: &str) {
-        if let Some(slot) = self.text.get_mut(name) {
-            if slot.state == State::Waiting {
-                slot.state = State::Discarded;
-                self.inventory.discarded += 1;
-                self.bytes_taken += slot.info.bytes();
-            }
-        }
+        self.set(name, State::Discarded);
     }
 
     /// Bytes of all text tensors, for a progress bar.
@@ -224,4 +270,34 @@ impl<'a> Weights<'a> {
             })
         }
     }
+}
+
+/// A tensor of floats in safetensors.
+fn floats(folder: &Folder, info: &TensorInfo, shape: &[usize]) -> Result<Tensor> {
+    // MLX has the taps of a convolution in the middle. One of both dimensions is 1, so the order of the numbers is the same.
+    let moved = matches!((&info.shape[..], shape), ([a, b, 1], [c, 1, d]) if a == c && b == d);
+    if info.shape != shape && !moved {
+        return Err(Error::Shape {
+            tensor: info.name.clone(),
+            file: info.file.clone(),
+            expected: shape.to_vec(),
+            found: info.shape.clone(),
+        });
+    }
+    let dtype = match &info.dtype {
+        Dtype::F32 => DType::F32,
+        Dtype::BF16 => DType::BF16,
+        Dtype::F16 => DType::F16,
+        Dtype::Other(found) => {
+            return Err(Error::Dtype {
+                tensor: info.name.clone(),
+                file: info.file.clone(),
+                found: found.clone(),
+            })
+        }
+    };
+    Tensor::from_raw_buffer(folder.data(info), dtype, shape, &Device::Cpu).map_err(|source| Error::Tensor {
+        tensor: info.name.clone(),
+        source: source.into(),
+    })
 }

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{bf16, model, parts, raw, says, tensor, Checkpoint, Spec};
-use recant_weights::Error;
+use recant_weights::{Error, Norms};
 use safetensors::Dtype;
 use serde_json::json;
 
@@ -170,8 +170,20 @@ fn two_names_for_one_weight_are_refused() {
 fn a_quantization_entry_in_the_configuration_is_refused_with_its_format() {
     for (config, parts) in [
         (
-            json!({"quantization": {"bits": 4, "group_size": 64}}),
-            ["`quantization`", "bits 4, group_size 64"],
+            json!({"quantization": {"bits": 7, "group_size": 64}}),
+            ["`quantization`", "affine of 7 bits in groups of 64"],
+        ),
+        (
+            json!({"quantization": {"bits": 4, "group_size": 64, "mode": "hqq"}}),
+            ["`quantization`", "mode \"hqq\""],
+        ),
+        (
+            json!({"quantization": {"bits": 4, "group_size": -1}}),
+            ["`quantization`", "group_size -1"],
+        ),
+        (
+            json!({"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 64}}),
+            ["`quantization_config`", "quant_method awq, bits 4, group_size 64"],
         ),
         (
             json!({"quantization_config": {"quant_method": "fp8", "fmt": "e4m3"}}),
@@ -223,7 +235,6 @@ fn fp8_tensors_are_refused_where_the_configuration_is_silent() {
 #[test]
 fn companions_of_quantized_weights_are_refused_with_their_format() {
     for (end, format) in [
-        ("scales", "MLX"),
         ("weight_scale_inv", "block FP8"),
         ("weight_scale", "FP8"),
         ("weight_scale_2", "NVFP4"),
@@ -259,46 +270,83 @@ fn with_taps(shape: &[usize]) -> Vec<Spec> {
 }
 
 #[test]
-fn an_mlx_conversion_is_refused_with_and_without_a_prediction_head() {
-    // mlx-swift-lm#598: its norms hold 1 + w, and the presence of `mtp.*` proves nothing either way.
+fn the_layout_of_the_convolutions_tells_how_norms_are_stored_with_and_without_a_prediction_head() {
+    // mlx-swift-lm#598: the presence of `mtp.*` proves nothing either way.
     for head in [false, true] {
-        let mut tensors = with_taps(&[6, 4, 1]);
-        if head {
-            tensors.push(bf16("mtp.norm.weight", &[4]));
+        for (shape, expected) in [([6, 4, 1], Norms::OnePlus), ([6, 1, 4], Norms::ZeroCentred)] {
+            let mut tensors = with_taps(&shape);
+            if head {
+                tensors.push(bf16("mtp.norm.weight", &[4]));
+            }
+            let checkpoint = Checkpoint::single(&tensors);
+            let folder = checkpoint.open();
+            let mut weights = folder.weights().unwrap();
+            assert_eq!(weights.norms(), expected);
+            // Its numbers are in the same order.
+            let name = "layers.1.linear_attn.conv1d.weight";
+            let taps = weights.take(name, &[6, 1, 4]).unwrap();
+            let mut bytes = Vec::new();
+            taps.flatten_all().unwrap().write_bytes(&mut bytes).unwrap();
+            assert_eq!(
+                bytes,
+                bf16(&format!("model.language_model.{name}"), &shape).bytes()
+            );
+            if let Some(head) = folder.mtp().unwrap() {
+                // mlx-lm#1456: a head in the same checkpoint was converted with it.
+                assert_eq!(head.norms(), expected);
+            }
         }
-        let error = Checkpoint::single(&tensors).weights_refused();
-        assert!(matches!(error, Error::Layout { .. }));
-        says(
-            &error,
-            &["layers.0.linear_attn.conv1d.weight", "[6, 4, 1]", "MLX", "1 + w"],
-        );
     }
 }
 
 #[test]
-fn an_mlx_conversion_is_told_by_any_one_of_its_convolutions() {
+fn a_head_alone_is_converted_unless_its_names_are_those_of_the_original() {
+    for (prefix, expected) in [("", Norms::OnePlus), ("mtp.", Norms::ZeroCentred)] {
+        let checkpoint = Checkpoint::single(&[bf16(&format!("{prefix}norm.weight"), &[4])]);
+        checkpoint.json("config.json", &json!({"model_type": "qwen3_5_mtp"}));
+        let folder = checkpoint.open();
+        let mut head = folder.mtp().unwrap().unwrap();
+        assert_eq!(head.norms(), expected, "{prefix}");
+        head.take("norm.weight", &[4]).unwrap();
+    }
+}
+
+#[test]
+fn convolutions_in_two_layouts_are_refused() {
     let mut tensors = raw();
     tensors
         .iter_mut()
         .find(|spec| spec.name.ends_with("layers.1.linear_attn.conv1d.weight"))
         .unwrap()
         .shape = vec![6, 4, 1];
+    let error = Checkpoint::single(&tensors).weights_refused();
+    assert!(matches!(error, Error::Layout { .. }));
     says(
-        &Checkpoint::single(&tensors).weights_refused(),
-        &["layers.1.linear_attn.conv1d", "MLX"],
+        &error,
+        &[
+            "layers.1.linear_attn.conv1d",
+            "[6, 4, 1]",
+            "layers.0.linear_attn.conv1d.weight has [6, 1, 4]",
+        ],
     );
 }
 
 #[test]
-fn an_mlx_conversion_is_named_as_such_whatever_its_prefix() {
-    let mut tensors = model("language_model.model.", "language_model.lm_head.weight");
-    for spec in &mut tensors {
-        if spec.name.ends_with("conv1d.weight") {
-            spec.shape = vec![6, 4, 1];
+fn an_mlx_conversion_is_read_whatever_its_prefix() {
+    for (prefix, head) in [
+        ("language_model.model.", "language_model.lm_head.weight"),
+        ("model.", "lm_head.weight"),
+    ] {
+        let mut tensors = model(prefix, head);
+        for spec in &mut tensors {
+            if spec.name.ends_with("conv1d.weight") {
+                spec.shape = vec![6, 4, 1];
+            }
         }
+        tensors.push(bf16("vision_tower.blocks.0.weight", &[1]));
+        let all = take_all(&tensors);
+        assert_eq!((all.taken, all.vision), (parts().len(), 1), "{prefix}");
     }
-    tensors.push(bf16("vision_tower.blocks.0.weight", &[1]));
-    says(&Checkpoint::single(&tensors).weights_refused(), &["MLX"]);
 }
 
 #[test]

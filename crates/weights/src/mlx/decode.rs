@@ -1,0 +1,265 @@
+//! From MLX' words to the bits that kernels read. Nothing is rounded.
+//!
+//! Bytes a weight, with scales and biases in 16 bits, groups of 64 for affine:
+//!
+//! | MLX | stored as | bytes in the file | bytes here |
+//! |---|---|---|---|
+//! | affine, 2 or 3 bits | 4-bit groups | 0.31, 0.44 | 0.56 |
+//! | affine, 4 bits | 4-bit groups, as they are | 0.56 | 0.56 |
+//! | affine, 5 or 6 bits | 8-bit groups | 0.69, 0.81 | 1.06 |
+//! | affine, 8 bits | 8-bit groups, as they are | 1.06 | 1.06 |
+//! | mxfp4 | 8-bit groups of 32 | 0.53 | 1.06 |
+//! | nvfp4 | 8-bit groups of 16 | 0.56 | 1.13; 1.25 with a global scale |
+//! | mxfp8 | bf16 | 1.03 | 2 |
+
+use candle_core::{DType, Device, Tensor};
+use half::bf16;
+use rayon::prelude::*;
+
+use super::{Mode, Packing};
+use crate::folder::Dtype;
+use crate::{Stored, StoredGroups};
+
+/// Twice the numbers of e2m1, plus [`ZERO`]: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives are halves of whole numbers.
+const E2M1: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
+const ZERO: u8 = 12;
+
+/// What a `global_scale` is divided by: the largest numbers of e4m3 and e2m1, multiplied.
+const GLOBAL: f32 = 448.0 * 6.0;
+
+/// Largest E8M0 by which every e2m1 is a finite f32: 6 * 2^125.
+const MOST_E8M0: u8 = 252;
+
+/// Why a matrix cannot be had.
+pub(super) enum Damage {
+    Value(String),
+    Tensor(candle_core::Error),
+}
+
+impl From<candle_core::Error> for Damage {
+    fn from(error: candle_core::Error) -> Self {
+        Self::Tensor(error)
+    }
+}
+
+/// A matrix or a stack of them, of checked shapes.
+pub(super) struct Matrix<'a> {
+    pub(super) packing: Packing,
+    /// Dimensions before the last.
+    pub(super) lead: &'a [usize],
+    pub(super) features: usize,
+    /// Of scales and biases.
+    pub(super) dtype: &'a Dtype,
+    pub(super) weight: &'a [u8],
+    pub(super) scales: &'a [u8],
+    pub(super) biases: Option<&'a [u8]>,
+    /// Little-endian f32, one a matrix.
+    pub(super) factors: Option<&'a [u8]>,
+}
+
+impl Matrix<'_> {
+    pub(super) fn decode(&self) -> Result<Stored, Damage> {
+        let scales = match self.packing.mode {
+            Mode::Affine => self.tensor(self.scales, self.dtype())?,
+            Mode::Mxfp4 => self.powers()?,
+            Mode::Nvfp4 => self.small_floats()?,
+            Mode::Mxfp8 => return self.bytes(),
+        };
+        let (bits, zero, quants) = match self.packing {
+            Packing { bits: 4, mode, .. } if mode != Mode::Affine => (8, ZERO, self.unpack::<4, 8>(E2M1)),
+            Packing { bits: 2, .. } => (4, 0, self.unpack::<2, 4>([0, 1, 2, 3])),
+            Packing { bits: 3, .. } => (4, 0, self.unpack::<3, 4>([0, 1, 2, 3, 4, 5, 6, 7])),
+            Packing { bits: 5, .. } => (
+                8,
+                0,
+                self.unpack::<5, 8>(std::array::from_fn::<u8, 32, _>(|i| i as u8)),
+            ),
+            Packing { bits: 6, .. } => (
+                8,
+                0,
+                self.unpack::<6, 8>(std::array::from_fn::<u8, 64, _>(|i| i as u8)),
+            ),
+            Packing { bits, .. } => (bits, 0, self.weight.to_vec()),
+        };
+        Ok(Stored::Groups(StoredGroups {
+            bits,
+            group: self.packing.group,
+            zero,
+            quants: self.shaped(quants, self.features * bits / 8)?,
+            scales,
+            biases: self
+                .biases
+                .map(|bytes| self.tensor(bytes, self.dtype()))
+                .transpose()?,
+        }))
+    }
+
+    fn dtype(&self) -> DType {
+        match self.dtype {
+            Dtype::F16 => DType::F16,
+            Dtype::BF16 => DType::BF16,
+            _ => DType::F32,
+        }
+    }
+
+    fn groups(&self) -> usize {
+        self.features / self.packing.group
+    }
+
+    fn shape(&self, last: usize) -> Vec<usize> {
+        [self.lead, &[last]].concat()
+    }
+
+    fn shaped<T: candle_core::WithDType>(&self, values: Vec<T>, last: usize) -> candle_core::Result<Tensor> {
+        Tensor::from_vec(values, self.shape(last), &Device::Cpu)
+    }
+
+    /// Numbers a group, as they are in the file.
+    fn tensor(&self, bytes: &[u8], dtype: DType) -> candle_core::Result<Tensor> {
+        Tensor::from_raw_buffer(bytes, dtype, &self.shape(self.groups()), &Device::Cpu)
+    }
+
+    /// Numbers of `FROM` bits, looked up and written in `TO` bits.
+    fn unpack<const FROM: usize, const TO: usize>(&self, table: impl AsRef<[u8]> + Sync) -> Vec<u8> {
+        let table = table.as_ref();
+        let mut out = vec![0_u8; self.lead.iter().product::<usize>() * self.features * TO / 8];
+        let rows = self.weight.par_chunks_exact(self.features * FROM / 8);
+        out.par_chunks_exact_mut(self.features * TO / 8)
+            .zip(rows)
+            .for_each(|(to, from)| {
+                let number = |i: usize| {
+                    let (byte, shift) = (i * FROM / 8, i * FROM % 8);
+                    // A number may begin in one byte and end in the next.
+                    let next = from.get(byte + 1).copied().unwrap_or(0);
+                    let bits = u16::from_le_bytes([from[byte], next]) >> shift;
+                    table[usize::from(bits) & ((1 << FROM) - 1)]
+                };
+                for (i, to) in to.iter_mut().enumerate() {
+                    *to = if TO == 8 {
+                        number(i)
+                    } else {
+                        number(2 * i) | number(2 * i + 1) << 4
+                    };
+                }
+            });
+        out
+    }
+
+    /// Scales of mxfp4: halves of powers of two. bf16 has the exponents of f32, and below them halves enough for 2^-128.
+    fn powers(&self) -> Result<Tensor, Damage> {
+        if let Some(at) = self.scales.iter().position(|s| *s > MOST_E8M0) {
+            return Err(self.damaged(at, "an mxfp4 scale", self.scales[at]));
+        }
+        let half = |s: &u8| match s {
+            0 => bf16::from_bits(0x20),
+            1 => bf16::from_bits(0x40),
+            s => bf16::from_bits(u16::from(s - 1) << 7),
+        };
+        Ok(self.shaped(self.scales.iter().map(half).collect(), self.groups())?)
+    }
+
+    /// Scales of nvfp4, halved: four bits and an exponent, which bf16 holds. With a factor they are f32, rounded as MLX does:
+    /// the factor first, then the product.
+    fn small_floats(&self) -> Result<Tensor, Damage> {
+        if let Some(at) = self.scales.iter().position(|s| e4m3(*s).is_nan()) {
+            return Err(self.damaged(at, "an nvfp4 scale", self.scales[at]));
+        }
+        let half = self.scales.iter().map(|s| e4m3(*s) / 2.0);
+        let Some(factors) = self.factors else {
+            return Ok(self.shaped(half.map(bf16::from_f32).collect(), self.groups())?);
+        };
+        let factors: Vec<f32> = factors
+            .as_chunks()
+            .0
+            .iter()
+            .map(|bytes| f32::from_le_bytes(*bytes) / GLOBAL)
+            .collect();
+        let per_matrix = self.scales.len() / factors.len();
+        if let Some(at) = factors.iter().position(|factor| !factor.is_finite()) {
+            return Err(Damage::Value(format!(
+                "the `global_scale` of matrix {at} is no number; the checkpoint is damaged"
+            )));
+        }
+        let scaled = half.enumerate().map(|(i, s)| s * factors[i / per_matrix]);
+        Ok(self.shaped(scaled.collect(), self.groups())?)
+    }
+
+    /// mxfp8: four bits and an exponent, in bf16; in f32 if one of them is too small for that.
+    fn bytes(&self) -> Result<Stored, Damage> {
+        let group = self.packing.group;
+        let number = |i: usize| power(self.scales[i / group]) * e4m3(self.weight[i]);
+        let count = self.weight.len();
+        if let Some(at) = (0..count).into_par_iter().find_first(|i| !number(*i).is_finite()) {
+            return Err(self.damaged(at / group, "an mxfp8 number or its scale", self.weight[at]));
+        }
+        let fits = |i: usize| bf16::from_f32(number(i)).to_f32() == number(i);
+        let tensor = if (0..count).into_par_iter().all(fits) {
+            let numbers: Vec<bf16> = (0..count)
+                .into_par_iter()
+                .map(|i| bf16::from_f32(number(i)))
+                .collect();
+            self.shaped(numbers, self.features)?
+        } else {
+            let numbers: Vec<f32> = (0..count).into_par_iter().map(number).collect();
+            self.shaped(numbers, self.features)?
+        };
+        Ok(Stored::Float(tensor))
+    }
+
+    fn damaged(&self, group: usize, what: &str, found: u8) -> Damage {
+        let (row, column) = (group / self.groups(), group % self.groups() * self.packing.group);
+        Damage::Value(format!(
+            "{what} in row {row}, from column {column} on, is {found:#04x}, which gives weights that are no finite numbers; \
+             the checkpoint is damaged"
+        ))
+    }
+}
+
+/// A power of two, E8M0: 2^(s - 127).
+fn power(s: u8) -> f32 {
+    match s {
+        0 => f32::from_bits(1 << 22),
+        255 => f32::NAN,
+        s => f32::from_bits(u32::from(s) << 23),
+    }
+}
+
+/// Sign, four bits of exponent, three of mantissa; no infinities.
+fn e4m3(x: u8) -> f32 {
+    let (exponent, mantissa) = (x >> 3 & 15, f32::from(x & 7));
+    let magnitude = match exponent {
+        15 if x & 7 == 7 => f32::NAN,
+        0 => mantissa / 512.0,
+        e => (8.0 + mantissa) * power(e + 117),
+    };
+    if x < 128 {
+        magnitude
+    } else {
+        -magnitude
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_floats_are_those_of_their_definition() {
+        let expected = [
+            (0x00, 0.0),
+            (0x01, 0.001953125),
+            (0x07, 0.013671875),
+            (0x08, 0.015625),
+            (0x38, 1.0),
+            (0x7e, 448.0),
+            (0xb8, -1.0),
+        ];
+        for (x, number) in expected {
+            assert_eq!(e4m3(x), number, "{x:#04x}");
+        }
+        assert!(e4m3(0x7f).is_nan() && e4m3(0xff).is_nan());
+        for s in 0..=254_u8 {
+            assert_eq!(f64::from(power(s)), 2.0_f64.powi(i32::from(s) - 127), "{s}");
+        }
+    }
+}
