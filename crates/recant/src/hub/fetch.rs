@@ -59,11 +59,7 @@ struct Fetcher<'a> {
     progress: &'a mut dyn FnMut(u64, u64),
 }
 
-pub(super) fn fetch(
-    hub: &Hub,
-    id: &RepoId,
-    progress: &mut dyn FnMut(u64, u64),
-) -> Result<PathBuf, HubError> {
+pub(super) fn fetch(hub: &Hub, id: &RepoId, progress: &mut dyn FnMut(u64, u64)) -> Result<PathBuf, HubError> {
     let cached = cached(hub, id);
     if hub.offline {
         return cached.map_err(|lacks| HubError::Offline {
@@ -267,7 +263,9 @@ impl Fetcher<'_> {
             return Ok(());
         };
         let cache = Cache::new(self.hub.cache.clone());
-        let blob = cache.repo(at(self.id, &self.id.revision)).blob_path(metadata.etag());
+        let blob = cache
+            .repo(at(self.id, &self.id.revision))
+            .blob_path(metadata.etag());
         remove(&blob.with_extension("part"))
     }
 

@@ -49,8 +49,24 @@ mod tests {
         assert_eq!(parsed("Qwen/Qwen3.5-0.8B"), owned("Qwen/Qwen3.5-0.8B", "main"));
         assert_eq!(parsed("a/b@refs/pr/3"), owned("a/b", "refs/pr/3"));
         for path in [
-            "", "Qwen3.5-9B", "a/b/c", "./a", "../a", "/a", "a/", "a/..", "a/.b", "a/b@", "a/b@../c", "a/b@c/../d", "a\\b/c",
-            "a b/c", "a/b?x", "a/b@c@d", "C:/x", "~/x",
+            "",
+            "Qwen3.5-9B",
+            "a/b/c",
+            "./a",
+            "../a",
+            "/a",
+            "a/",
+            "a/..",
+            "a/.b",
+            "a/b@",
+            "a/b@../c",
+            "a/b@c/../d",
+            "a\\b/c",
+            "a b/c",
+            "a/b?x",
+            "a/b@c@d",
+            "C:/x",
+            "~/x",
         ] {
             assert_eq!(parsed(path), None, "{path}");
         }

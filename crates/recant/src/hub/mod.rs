@@ -130,7 +130,10 @@ mod tests {
         assert_eq!(plain.endpoint, "https://huggingface.co");
         assert_eq!(plain.cache, PathBuf::from("/home/me/.cache/huggingface/hub"));
         assert!(plain.token.is_none() && !plain.offline);
-        assert_eq!(of(&[("XDG_CACHE_HOME", "/c")]).cache, PathBuf::from("/c/huggingface/hub"));
+        assert_eq!(
+            of(&[("XDG_CACHE_HOME", "/c")]).cache,
+            PathBuf::from("/c/huggingface/hub")
+        );
         assert_eq!(of(&[("HF_HOME", "/h")]).cache, PathBuf::from("/h/hub"));
         let all = of(&[
             ("HF_ENDPOINT", "http://localhost:1/"),
