@@ -472,7 +472,8 @@ fn a_tensor_of_another_shape_is_refused_and_can_still_be_taken() {
 
 #[test]
 fn a_tensor_of_another_dtype_is_refused_by_name() {
-    for dtype in [Dtype::F64, Dtype::I64, Dtype::U32, Dtype::U8, Dtype::BOOL] {
+    // Of U32, which is what quantized matrices are in, other tests say what is missing.
+    for dtype in [Dtype::F64, Dtype::I64, Dtype::U8, Dtype::BOOL] {
         let checkpoint = Checkpoint::single(&[tensor("model.norm.weight", dtype, &[8])]);
         let folder = checkpoint.open();
         let error = folder.weights().unwrap().take("norm.weight", &[8]).unwrap_err();

@@ -1,0 +1,525 @@
+//! Conversions by MLX: the numbers that mlx unpacks, the tokens that mlx-lm writes, and the layouts of all families.
+//!
+//! `tests/reference/from_mlx.py` writes what is compared with.
+
+mod common;
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use common::checkpoint::{logits, prefixed, tensors, write, Tensors, HUB};
+use common::{assert_same, feed, relative_error, seeded, text_ids, Result, Rng};
+use recant::candle::{safetensors, DType, Device, Tensor, D};
+use recant::core::{Cache, CacheOptions, LanguageModel, Rows, Segment};
+use recant::{ActivationPrecision, LoadOptions, Threads};
+use recant_layers::HybridModel;
+use recant_weights::{Folder, Stored};
+use serde_json::{json, Value};
+use tempfile::TempDir;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn golden(name: &str) -> PathBuf {
+    root().join("tests/golden/mlx").join(name)
+}
+
+/// Activations as they are, so that nothing but the order of sums differs from plain floats.
+fn in_full() -> LoadOptions {
+    LoadOptions {
+        activations: ActivationPrecision::Full,
+        ..LoadOptions::default()
+    }
+}
+
+fn model(dir: &Path, options: &LoadOptions) -> Result<HybridModel> {
+    let folder = Folder::open(dir)?;
+    let family = seeded::family(folder.config());
+    Ok(HybridModel::load(family, &folder, options, &mut |_, _| {})?.0)
+}
+
+fn floats(tensor: &Tensor) -> Result<Vec<f32>> {
+    Ok(tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?)
+}
+
+/// What mlx makes of a stored matrix: in the type of the scales, rounded after the product and again after the sum.
+fn as_mlx(stored: &Stored) -> Result<Vec<f32>> {
+    let groups = match stored {
+        Stored::Float(tensor) => return floats(tensor),
+        Stored::Groups(groups) => groups,
+        other => return Err(format!("{other:?}").into()),
+    };
+    let dtype = groups.scales.dtype();
+    let rounded = |x: Vec<f32>| -> Result<Vec<f32>> {
+        floats(&Tensor::from_vec(x.clone(), x.len(), &Device::Cpu)?.to_dtype(dtype)?)
+    };
+    let bytes = groups.quants.flatten_all()?.to_vec1::<u8>()?;
+    let numbers: Vec<f32> = match groups.bits {
+        4 => bytes
+            .iter()
+            .flat_map(|b| [b & 15, b >> 4])
+            .map(f32::from)
+            .collect(),
+        _ => bytes.into_iter().map(f32::from).collect(),
+    };
+    let scales = floats(&groups.scales)?;
+    let products = numbers.iter().enumerate();
+    let products = products.map(|(i, q)| scales[i / groups.group] * (q - f32::from(groups.zero)));
+    let Some(biases) = &groups.biases else {
+        return Ok(products.collect());
+    };
+    let biases = floats(biases)?;
+    let products = rounded(products.collect())?;
+    let sums = products
+        .iter()
+        .enumerate()
+        .map(|(i, p)| p + biases[i / groups.group]);
+    rounded(sums.collect())
+}
+
+#[test]
+fn every_packing_holds_the_numbers_that_mlx_unpacks() -> Result<()> {
+    let all: HashMap<String, Tensor> = safetensors::load(golden("packings.safetensors"), &Device::Cpu)?;
+    let mut seen = 0;
+    for name in all.keys().filter_map(|name| name.strip_suffix(".expected")) {
+        let parts: Vec<&str> = name.split('.').collect();
+        let (mode, bits, group) = (parts[0], parts[1].parse::<u64>()?, parts[2].parse::<u64>()?);
+        let path = "model.layers.0.mlp.up_proj";
+        let mut file = Tensors::new();
+        for end in ["weight", "scales", "biases", "global_scale"] {
+            if let Some(tensor) = all.get(&format!("{name}.{end}")) {
+                file.insert(format!("{path}.{end}"), tensor.clone());
+            }
+        }
+        let conv = Tensor::zeros((4, 4, 1), DType::F32, &Device::Cpu)?;
+        file.insert("model.layers.0.linear_attn.conv1d.weight".to_owned(), conv);
+        let dir = TempDir::new()?;
+        let mut quantization = json!({"group_size": 64, "bits": 4});
+        quantization[path] = json!({"group_size": group, "bits": bits, "mode": mode});
+        write(dir.path(), &json!({"quantization": quantization}), &file)?;
+        let folder = Folder::open(dir.path())?;
+        let expected = &all[&format!("{name}.expected")];
+        let (rows, features) = expected.dims2()?;
+        let stored = folder
+            .weights()?
+            .take_matrix("layers.0.mlp.up_proj.weight", [rows, features])?;
+        let same = as_mlx(&stored)?
+            .iter()
+            .zip(&floats(expected)?)
+            .all(|(a, b)| a.to_bits() == b.to_bits() || (*a == 0.0 && *b == 0.0));
+        assert!(same, "{name}");
+        seen += 1;
+    }
+    assert_eq!(seen, 34);
+    Ok(())
+}
+
+/// Greedy tokens after a prompt, one a call, and by how much each was ahead of the next.
+fn greedy(model: &dyn LanguageModel, prompt: &[u32], count: usize) -> Result<(Vec<u32>, Vec<f32>)> {
+    let mut caches = model.new_caches(&CacheOptions::default())?;
+    let (mut text, mut margins) = (Vec::new(), Vec::new());
+    let mut fed = prompt.to_vec();
+    for _ in 0..count {
+        let output = model.forward(&mut [Segment::new(&fed, &mut caches, Rows::Last)])?;
+        let row = floats(output.segments[0].logits()?)?;
+        let mut order: Vec<usize> = (0..row.len()).collect();
+        order.sort_by(|a, b| row[*b].total_cmp(&row[*a]));
+        margins.push(row[order[0]] - row[order[1]]);
+        text.push(order[0] as u32);
+        fed = vec![order[0] as u32];
+    }
+    Ok((text, margins))
+}
+
+/// mlx-lm computes in f32 here too, so that only the order of sums differs: 48 tokens are the same, and how far each is ahead is
+/// so too. Seen: 2e-5 of logits of about 10.
+fn writes_the_tokens_of_mlx_lm(dir: &Path) -> Result<()> {
+    let expected: Value = serde_json::from_slice(&std::fs::read(dir.join("expected.json"))?)?;
+    let list = |name: &str| -> Result<Vec<f64>> {
+        let list = expected[name].as_array().ok_or("no list")?;
+        Ok(list.iter().filter_map(Value::as_f64).collect())
+    };
+    let prompt: Vec<u32> = list("prompt")?.into_iter().map(|id| id as u32).collect();
+    let tokens: Vec<u32> = list("tokens")?.into_iter().map(|id| id as u32).collect();
+    let margins = list("margins")?;
+    let (found, ahead) = greedy(&model(dir, &in_full())?, &prompt, tokens.len())?;
+    assert_eq!(found, tokens, "{}", dir.display());
+    let apart = ahead
+        .iter()
+        .zip(&margins)
+        .map(|(a, b)| (f64::from(*a) - b).abs())
+        .fold(0.0, f64::max);
+    println!("{}: margins differ by at most {apart:e}", dir.display());
+    assert!(apart < 1e-4, "{}: {apart}", dir.display());
+    Ok(())
+}
+
+#[test]
+fn a_conversion_of_mixed_bits_and_modes_writes_the_tokens_of_mlx_lm() -> Result<()> {
+    writes_the_tokens_of_mlx_lm(&golden("4bit"))
+}
+
+#[test]
+fn conversions_of_every_mode_write_the_tokens_of_mlx_lm() -> Result<()> {
+    for name in ["mxfp4", "nvfp4", "mxfp8", "3bit", "6bit", "8bit"] {
+        let dir = root().join("target/reference/mlx").join(name);
+        if dir.is_dir() {
+            writes_the_tokens_of_mlx_lm(&dir)?;
+        } else {
+            println!("SKIPPED {name}: there is no target/reference/mlx/{name}; tests/reference/from_mlx.py writes it");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn rounded_activations_leave_most_choices_as_they_are() -> Result<()> {
+    let text = text_ids(200)?;
+    let choices = |options: &LoadOptions| -> Result<Vec<u32>> {
+        let model = model(&golden("4bit"), options)?;
+        let mut caches = model.new_caches(&CacheOptions::default())?;
+        let output = model.forward(&mut [Segment::new(&text, &mut caches, Rows::All)])?;
+        Ok(output.segments[0].logits()?.argmax(D::Minus1)?.to_vec1()?)
+    };
+    let (full, rounded) = (choices(&in_full())?, choices(&LoadOptions::default())?);
+    let same = full.iter().zip(&rounded).filter(|(a, b)| a == b).count();
+    println!("{same} of 200 choices are the same");
+    assert!(same >= 190, "{same} of 200");
+    Ok(())
+}
+
+#[test]
+fn a_conversion_keeps_the_law() -> Result<()> {
+    let text = text_ids(120)?;
+    for options in [LoadOptions::default(), in_full()] {
+        let model = model(&golden("4bit"), &options)?;
+        let run = |pieces: &[usize], threads: usize| -> Result<_> {
+            Ok(Threads::new(threads)?.run(|| -> std::result::Result<_, String> {
+                let mut caches = model
+                    .new_caches(&CacheOptions::default())
+                    .map_err(|e| e.to_string())?;
+                let (mut bits, mut rest) = (Vec::new(), &text[..]);
+                for piece in pieces {
+                    let (now, later) = rest.split_at(*piece);
+                    bits.extend(feed(&model, &mut caches, now).map_err(|e| e.to_string())?);
+                    rest = later;
+                }
+                Ok((bits, caches))
+            })?)
+        };
+        let (alone, caches) = run(&[1; 120], 1)?;
+        let mut rng = Rng(8);
+        for round in 0..6 {
+            let pieces = rng.partition(text.len(), 40);
+            let (bits, others) = run(&pieces, 1 + round % 2)?;
+            assert!(bits == alone, "{pieces:?}");
+            assert_same(&format!("{pieces:?}"), &caches, &others)?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn drafts_taken_back_from_a_conversion_leave_nothing_behind() -> Result<()> {
+    let text = text_ids(160)?;
+    let model = model(&golden("4bit"), &LoadOptions::default())?;
+    let new = || model.new_caches(&CacheOptions::default());
+    let (mut plain, mut drafted, mut rng) = (new()?, new()?, Rng(9));
+    while plain.len() + 6 < text.len() {
+        let at = plain.len();
+        let (drafts, kept) = (1 + rng.below(6), rng.below(6));
+        let kept = 1 + kept.min(drafts - 1);
+        // What is not kept is not the text.
+        let mut fed = text[at..at + drafts].to_vec();
+        fed[kept..].iter_mut().for_each(|id| *id = (*id + 1) % 8000);
+        let checkpoint = drafted.checkpoint()?;
+        let bits = feed(&model, &mut drafted, &fed)?;
+        drafted.trim(drafts - kept)?;
+        drafted.commit(checkpoint);
+        let mut alone = Vec::new();
+        for id in &text[at..at + kept] {
+            alone.extend(feed(&model, &mut plain, &[*id])?);
+        }
+        assert!(bits[..alone.len()] == alone, "at {at}, {kept} of {drafts}");
+        assert_same(&format!("at {at}, {kept} of {drafts}"), &plain, &drafted)?;
+    }
+    Ok(())
+}
+
+/// Renames and reshapes as mlx-lm does: taps in the middle, 1 + w in norms, experts stacked by projection.
+fn converted(tensors: &Tensors) -> Result<Tensors> {
+    let mut out = Tensors::new();
+    for (name, tensor) in tensors {
+        let norm =
+            tensor.rank() == 1 && name.ends_with("norm.weight") && !name.ends_with("linear_attn.norm.weight");
+        let layer_norm = name.ends_with("layernorm.weight");
+        if let Some(prefix) = name.strip_suffix(".experts.gate_up_proj") {
+            let half = tensor.dims()[1] / 2;
+            for (i, part) in ["gate_proj", "up_proj"].into_iter().enumerate() {
+                let part_name = format!("{prefix}.switch_mlp.{part}.weight");
+                out.insert(part_name, tensor.narrow(1, i * half, half)?.contiguous()?);
+            }
+        } else if let Some(prefix) = name.strip_suffix(".experts.down_proj") {
+            out.insert(format!("{prefix}.switch_mlp.down_proj.weight"), tensor.clone());
+        } else if name.ends_with("conv1d.weight") {
+            out.insert(name.clone(), tensor.transpose(1, 2)?.contiguous()?);
+        } else if norm || layer_norm {
+            out.insert(name.clone(), (tensor + 1.0)?);
+        } else {
+            out.insert(name.clone(), tensor.clone());
+        }
+    }
+    Ok(out)
+}
+
+fn families() -> Vec<Value> {
+    let width = |text: &mut Value| {
+        // A multiple of 32, so that all can be quantized.
+        text["moe_intermediate_size"] = json!(32);
+        text["shared_expert_intermediate_size"] = json!(64);
+    };
+    vec![
+        seeded::dense(|text| text["linear_num_value_heads"] = json!(6)),
+        seeded::dense(|text| text["tie_word_embeddings"] = json!(true)),
+        seeded::moe(width),
+        seeded::next(width),
+    ]
+}
+
+#[test]
+fn every_family_has_the_same_bits_in_the_layout_of_mlx() -> Result<()> {
+    for config in families() {
+        let tensors = tensors(&config)?;
+        let own = TempDir::new()?;
+        write(own.path(), &config, &prefixed(&tensors, HUB, ""))?;
+        let want = logits(&model(own.path(), &LoadOptions::default())?)?;
+        for (prefix, head) in [("language_model.model.", "language_model."), ("model.", "")] {
+            for with_head in [false, true] {
+                let mut file = prefixed(&converted(&tensors)?, prefix, head);
+                if with_head {
+                    // mlx-swift-lm#598: a head that was kept says nothing of the norms.
+                    let norm = Tensor::zeros(64, DType::F32, &Device::Cpu)?;
+                    file.insert("language_model.mtp.norm.weight".to_owned(), norm);
+                }
+                let dir = TempDir::new()?;
+                write(dir.path(), &config, &file)?;
+                let found = logits(&model(dir.path(), &LoadOptions::default())?)?;
+                assert!(found == want, "{} {prefix} {with_head}", config["model_type"]);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Ways to pack a matrix: mode, bits, group.
+const PACKINGS: [(&str, usize, usize); 11] = [
+    ("affine", 4, 64),
+    ("mxfp4", 4, 32),
+    ("affine", 8, 32),
+    ("nvfp4", 4, 16),
+    ("affine", 2, 64),
+    ("mxfp8", 8, 32),
+    ("affine", 3, 32),
+    ("affine", 5, 32),
+    ("affine", 6, 64),
+    ("affine", 8, 64),
+    ("global", 4, 16),
+];
+
+const E2M1: [f32; 16] = [
+    0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0,
+];
+
+fn e4m3(x: u8) -> f32 {
+    let magnitude = match (x >> 3 & 15, f32::from(x & 7)) {
+        (0, m) => m / 512.0,
+        (e, m) => (1.0 + m / 8.0) * 2.0_f32.powi(i32::from(e) - 7),
+    };
+    if x > 127 {
+        -magnitude
+    } else {
+        magnitude
+    }
+}
+
+/// A random matrix, or a stack of them, as MLX packs it, by the ends of names; and its numbers in f32.
+fn packed(shape: &[usize], packing: (&str, usize, usize), rng: &mut Rng) -> Result<(Tensors, Tensor)> {
+    let (mode, bits, group) = packing;
+    let (count, features) = (shape.iter().product::<usize>(), shape[shape.len() - 1]);
+    let last = |n: usize| [&shape[..shape.len() - 1], &[n]].concat();
+    let numbers: Vec<u8> = (0..count)
+        .map(|_| match mode {
+            // Not the numbers that are none, and no large ones.
+            "mxfp8" => (rng.below(256) & 0xbf) as u8,
+            _ => rng.below(1 << bits) as u8,
+        })
+        .collect();
+    let mut words = vec![0_u32; count * bits / 32];
+    for (i, q) in numbers.iter().enumerate() {
+        let (word, shift) = (i * bits / 32, i * bits % 32);
+        let both = u64::from(*q) << shift;
+        words[word] |= both as u32;
+        if shift + bits > 32 {
+            words[word + 1] |= (both >> 32) as u32;
+        }
+    }
+    let mut parts = Tensors::new();
+    let words = Tensor::from_vec(words, last(features * bits / 32), &Device::Cpu)?;
+    parts.insert("weight".to_owned(), words);
+    let groups = count / group;
+    let of_scale = |per_group: Vec<f32>, number: &dyn Fn(u8, f32) -> f32| -> Result<Tensor> {
+        let values = numbers.iter().enumerate();
+        let values = values.map(|(i, q)| number(*q, per_group[i / group])).collect();
+        Ok(Tensor::from_vec(values, shape, &Device::Cpu)?)
+    };
+    if mode == "affine" {
+        let most = (3.0 / features as f32).sqrt();
+        let step = |i: usize| 2.0 * most / (1 << bits) as f32 * (0.75 + (i % 5) as f32 / 16.0);
+        let scales: Vec<f32> = (0..groups).map(step).collect();
+        let scales = Tensor::from_vec(scales, last(features / group), &Device::Cpu)?.to_dtype(DType::BF16)?;
+        let middle = f64::from(1_u32 << (bits - 1));
+        let biases = (scales.to_dtype(DType::F32)? * -middle)?.to_dtype(DType::BF16)?;
+        let numbers = of_scale(floats(&scales)?, &|q, s| s * (f32::from(q) - middle as f32))?;
+        parts.insert("scales".to_owned(), scales);
+        parts.insert("biases".to_owned(), biases);
+        return Ok((parts, numbers));
+    }
+    let bytes: Vec<u8> = (0..groups)
+        .map(|i| match mode {
+            "mxfp4" => 121 + (i % 2) as u8,
+            "mxfp8" => 124 + (i % 2) as u8,
+            _ => 0x10 + (i % 8) as u8,
+        })
+        .collect();
+    let mut scales: Vec<f32> = bytes
+        .iter()
+        .map(|s| match mode {
+            "mxfp4" | "mxfp8" => 2.0_f32.powi(i32::from(*s) - 127),
+            _ => e4m3(*s),
+        })
+        .collect();
+    if mode == "global" {
+        let matrices = shape[..shape.len() - 2].iter().product::<usize>();
+        let global: Vec<f32> = (0..matrices).map(|e| 2000.0 + 150.0 * e as f32).collect();
+        for (i, s) in scales.iter_mut().enumerate() {
+            *s *= global[i / (groups / matrices)] / 2688.0;
+        }
+        let at = &shape[..shape.len() - 2];
+        parts.insert(
+            "global_scale".to_owned(),
+            Tensor::from_vec(global, at, &Device::Cpu)?,
+        );
+    }
+    let numbers = of_scale(scales, &|q, s| match mode {
+        "mxfp8" => s * e4m3(q),
+        _ => s * E2M1[usize::from(q)],
+    })?;
+    let bytes = Tensor::from_vec(bytes, last(features / group), &Device::Cpu)?;
+    parts.insert("scales".to_owned(), bytes);
+    Ok((parts, numbers))
+}
+
+/// ollama#15744 (C050) and imp#1282 (C049): routers, shared gates, stacked experts, fused projections and embeddings that are
+/// heads, each in every packing, named in the configuration or not.
+#[test]
+fn c049_c050_every_matrix_of_every_family_may_be_packed_in_every_way() -> Result<()> {
+    for config in families() {
+        let tensors = converted(&tensors(&config)?)?;
+        let shift: usize = config["model_type"].as_str().map_or(0, str::len);
+        let mut rng = Rng(11);
+        let (mut file, mut wide) = (Tensors::new(), Tensors::new());
+        let mut quantization = json!({"group_size": 16, "bits": 4, "mode": "nvfp4"});
+        let mut used = 0;
+        for (name, tensor) in &tensors {
+            let features = tensor.dims()[tensor.rank() - 1];
+            let path = name.strip_suffix(".weight");
+            let (Some(path), true) = (path, tensor.rank() > 1 && !name.contains("conv1d")) else {
+                file.insert(name.clone(), tensor.clone());
+                wide.insert(name.clone(), tensor.clone());
+                continue;
+            };
+            used += 1;
+            let packing = PACKINGS[(used + shift) % PACKINGS.len()];
+            if features % packing.2 != 0 {
+                file.insert(name.clone(), tensor.clone());
+                wide.insert(name.clone(), tensor.clone());
+                continue;
+            }
+            let (parts, numbers) = packed(tensor.dims(), packing, &mut rng)?;
+            for (end, part) in parts {
+                file.insert(format!("{path}.{end}"), part);
+            }
+            wide.insert(name.clone(), numbers);
+            let module = match path {
+                "lm_head" => "language_model.lm_head".to_owned(),
+                path => format!("language_model.model.{path}"),
+            };
+            let (mode, bits, group) = packing;
+            quantization[module] = match mode {
+                // Shapes alone say so.
+                _ if used % 3 == 0 => continue,
+                "affine" => json!({"group_size": group, "bits": bits}),
+                "global" => json!({"group_size": group, "bits": bits, "mode": "nvfp4", "global_scale": true}),
+                mode => json!({"group_size": group, "bits": bits, "mode": mode}),
+            };
+        }
+        assert!(used > 20, "{used} matrices");
+        let put = |tensors: &Tensors, config: &Value| -> Result<TempDir> {
+            let dir = TempDir::new()?;
+            let named: Tensors = tensors
+                .iter()
+                .map(|(name, tensor)| {
+                    let prefix = if name.starts_with("lm_head") { "" } else { "model." };
+                    (format!("language_model.{prefix}{name}"), tensor.clone())
+                })
+                .collect();
+            write(dir.path(), config, &named)?;
+            Ok(dir)
+        };
+        let mut own = config.clone();
+        own["quantization"] = quantization.clone();
+        own["quantization_config"] = quantization;
+        let run = |dir: &TempDir| -> Result<Tensor> {
+            let model = model(dir.path(), &in_full())?;
+            let tokens: Vec<u32> = (0..40).map(|i| (7 * i + 3) % 250).collect();
+            let mut caches = model.new_caches(&CacheOptions::default())?;
+            let output = model.forward(&mut [Segment::new(&tokens, &mut caches, Rows::All)])?;
+            Ok(output.segments[0].logits()?.clone())
+        };
+        let (found, want) = (run(&put(&file, &own)?)?, run(&put(&wide, &config)?)?);
+        let row = floats(&want.get(39)?)?;
+        let spread =
+            row.iter().copied().fold(f32::MIN, f32::max) - row.iter().copied().fold(f32::MAX, f32::min);
+        assert!(spread > 0.1, "{}: logits of one size", config["model_type"]);
+        let apart = relative_error(&found, &want)?;
+        println!("{}: {used} matrices, {apart:e} apart", config["model_type"]);
+        // Seen: 9e-6. What is packed is what is compared with; only the order of sums differs.
+        assert!(apart < 3e-5, "{}: {apart}", config["model_type"]);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_conversion_is_loaded_with_its_tokenizer_and_writes_a_text() -> Result<()> {
+    let dir = TempDir::new()?;
+    for file in ["config.json", "model.safetensors", "generation_config.json"] {
+        std::fs::copy(golden("4bit").join(file), dir.path().join(file))?;
+    }
+    let tokenizer = root().join("examples/models/demo-target/tokenizer.json");
+    std::fs::copy(tokenizer, dir.path().join("tokenizer.json"))?;
+    let loaded = recant::load(dir.path())?;
+    let text = |drafts: usize| -> Result<Vec<u32>> {
+        let mut session = match drafts {
+            0 => loaded.session().build()?,
+            n => loaded.session().ngram().draft_tokens(n).build()?,
+        };
+        session.start("def read_lines(path):\n    ")?;
+        for event in session.generate(32) {
+            event?;
+        }
+        Ok(session.tokens().to_vec())
+    };
+    assert_eq!(text(4)?, text(0)?);
+    Ok(())
+}
