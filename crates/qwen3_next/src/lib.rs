@@ -45,6 +45,10 @@ impl Family for Qwen3Next {
     }
 
     fn delta_inputs(&self, assembly: &mut Assembly<'_>, prefix: &str) -> Result<DeltaInputs> {
+        if assembly.has(&format!("{prefix}.in_proj_qkv.weight")) {
+            // Converters to GGUF take the fused ones apart.
+            return assembly.delta_inputs(prefix);
+        }
         let config = assembly.config();
         let split = split::Split::of(config);
         let hidden = config.hidden_size;

@@ -1,4 +1,4 @@
-//! Any supported checkpoint, from its folder.
+//! Any supported checkpoint, from its folder or file.
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -38,7 +38,9 @@ pub struct Loaded {
     path: PathBuf,
 }
 
-/// Loads a checkpoint folder in the layout of the Hub: own kernels, on the CPU.
+/// Loads a checkpoint, a folder in the layout of the Hub or a model in GGUF: own kernels, on the CPU.
+///
+/// A model in GGUF is named by any of its files, or by a folder that holds no other model.
 ///
 /// A path that does not exist and looks like a repository of the Hub, `owner/name` or `owner/name@revision`, is fetched from there
 /// into the cache that all its clients share, as [`Hub::from_env`](crate::Hub::from_env) says (feature `hub`).
@@ -68,7 +70,7 @@ pub fn load_with(
 ) -> Result<Loaded> {
     let folder = Folder::open(local(path.as_ref(), progress)?)?;
     let family = family(&folder)?;
-    let text = Text::load(folder.tokenizer_path())?;
+    let text = Text::of(&folder)?;
     let (model, inventory) =
         HybridModel::load(family, &folder, options, progress).map_err(|source| Error::Model {
             folder: folder.path().to_owned(),
@@ -177,7 +179,7 @@ impl Loaded {
         if let Some(chat) = self.chat.get() {
             return Ok(chat);
         }
-        let chat = ChatTemplate::load(&self.path)?.ok_or_else(|| Error::NoChatTemplate {
+        let chat = ChatTemplate::of(&Folder::open(&self.path)?)?.ok_or_else(|| Error::NoChatTemplate {
             folder: self.path.clone(),
         })?;
         Ok(self.chat.get_or_init(|| chat))
@@ -215,7 +217,7 @@ impl Loaded {
         })
     }
 
-    /// The folder it came from.
+    /// The folder it came from, or the first file of a model in GGUF.
     pub fn path(&self) -> &Path {
         &self.path
     }

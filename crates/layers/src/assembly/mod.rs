@@ -281,7 +281,10 @@ impl<'a> Assembly<'a> {
     }
 
     /// The input projections of a Gated DeltaNet layer, stored as four tensors.
-    pub(crate) fn delta_inputs(&mut self, prefix: &str) -> Result<DeltaInputs> {
+    ///
+    /// # Errors
+    /// As [`stored`](Self::stored) says.
+    pub fn delta_inputs(&mut self, prefix: &str) -> Result<DeltaInputs> {
         let shape = self.config.delta_shape();
         let (hidden, heads) = (self.config.hidden_size, shape.value_heads);
         let (channels, values) = (self.config.linear_channels(), heads * shape.value_dim);

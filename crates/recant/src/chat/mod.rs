@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use minijinja::value::Serde;
 use minijinja::Environment;
+use recant_weights::Folder;
 use serde_json::{Map, Value};
 
 use crate::{Error, Result, Text};
@@ -76,9 +77,23 @@ impl ChatTemplate {
     /// # Errors
     /// A file that cannot be read, or a template with a mistake in it.
     pub fn load(folder: impl AsRef<Path>) -> Result<Option<Self>> {
-        let Some(found) = source::find(folder.as_ref())? else {
-            return Ok(None);
-        };
+        source::find(folder.as_ref())?.map(Self::new).transpose()
+    }
+
+    /// The template of a checkpoint: that of its folder, or the one in a GGUF file. None where it has none.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn of(folder: &Folder) -> Result<Option<Self>> {
+        match (folder.is_gguf(), folder.tokenizer_config()) {
+            (true, Some(config)) => source::in_config(folder.path(), config)?
+                .map(Self::new)
+                .transpose(),
+            _ => Self::load(folder.path()),
+        }
+    }
+
+    fn new(found: source::Found) -> Result<Self> {
         let path = found.path;
         let wrong = |error: &minijinja::Error| Error::ChatTemplate {
             path: path.clone(),
@@ -88,11 +103,11 @@ impl ChatTemplate {
         for (name, source) in found.templates {
             engine.add_template_owned(name, source).map_err(|e| wrong(&e))?;
         }
-        Ok(Some(Self {
+        Ok(Self {
             engine,
             path,
             tokens: found.tokens,
-        }))
+        })
     }
 
     /// The file that the template is from.

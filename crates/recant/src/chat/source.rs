@@ -53,6 +53,16 @@ pub(super) fn find(folder: &Path) -> Result<Option<Found>> {
     Ok(None)
 }
 
+/// The template of a checkpoint whose configuration of the tokenizer is not in a file of its own.
+pub(super) fn in_config(path: &Path, config: &Value) -> Result<Option<Found>> {
+    let templates = templates(path, &config["chat_template"])?;
+    Ok(templates.map(|templates| Found {
+        path: path.to_owned(),
+        templates,
+        tokens: tokens(config),
+    }))
+}
+
 /// One template, or several with names.
 fn templates(path: &Path, value: &Value) -> Result<Option<Vec<(String, String)>>> {
     let named = match value {

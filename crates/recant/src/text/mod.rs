@@ -2,9 +2,11 @@
 
 mod plain;
 mod stream;
+mod vocabulary;
 
 use std::path::{Path, PathBuf};
 
+use recant_weights::Folder;
 use tokenizers::Tokenizer;
 
 use crate::{Error, Result};
@@ -27,20 +29,29 @@ impl Text {
     /// The file is absent or no tokenizer.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref().to_owned();
-        let tokenizer = read(&path).map_err(|e| Error::Tokenizer {
-            path: path.clone(),
-            reason: format!("cannot be read: {e}"),
-        })?;
-        let assigned = tokenizer
-            .get_vocab(true)
-            .values()
-            .max()
-            .map_or(0, |&id| id as usize + 1);
-        Ok(Self {
+        let tokenizer = read(&path).map_err(|e| unreadable(&path, &e))?;
+        Ok(Self::new(tokenizer, path))
+    }
+
+    /// The tokenizer of a checkpoint: its `tokenizer.json`, or the vocabulary in a GGUF file.
+    ///
+    /// # Errors
+    /// There is none, or none that can be read.
+    pub fn of(folder: &Folder) -> Result<Self> {
+        let Some(vocabulary) = folder.vocabulary()? else {
+            return Self::load(folder.tokenizer_path());
+        };
+        let tokenizer = vocabulary::tokenizer(&vocabulary).map_err(|e| unreadable(folder.path(), &e))?;
+        Ok(Self::new(tokenizer, folder.path().to_owned()))
+    }
+
+    fn new(tokenizer: Tokenizer, path: PathBuf) -> Self {
+        let ids = tokenizer.get_vocab(true);
+        Self {
+            assigned: ids.values().max().map_or(0, |&id| id as usize + 1),
             tokenizer,
             path,
-            assigned,
-        })
+        }
     }
 
     /// The tokenizer itself.
@@ -96,6 +107,13 @@ impl Text {
             path: self.path.clone(),
             reason,
         }
+    }
+}
+
+fn unreadable(path: &Path, reason: &tokenizers::Error) -> Error {
+    Error::Tokenizer {
+        path: path.to_owned(),
+        reason: format!("cannot be read: {reason}"),
     }
 }
 

@@ -165,3 +165,184 @@ fn pack(numbers: &[u8], bits: usize, to: &mut [u8]) {
         *byte = pair[0] | pair[1] << 4;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use candle_core::quantized::{GgmlDType, QStorage, QTensor};
+    use candle_core::safetensors;
+
+    use super::*;
+
+    const KINDS: [(&str, Option<GgmlDType>); 13] = [
+        ("Q4_0", Some(GgmlDType::Q4_0)),
+        ("Q4_1", Some(GgmlDType::Q4_1)),
+        ("Q5_0", Some(GgmlDType::Q5_0)),
+        ("Q5_1", Some(GgmlDType::Q5_1)),
+        ("Q8_0", Some(GgmlDType::Q8_0)),
+        ("Q2_K", Some(GgmlDType::Q2K)),
+        ("Q3_K", Some(GgmlDType::Q3K)),
+        ("Q4_K", Some(GgmlDType::Q4K)),
+        ("Q5_K", Some(GgmlDType::Q5K)),
+        ("Q6_K", Some(GgmlDType::Q6K)),
+        ("IQ4_NL", None),
+        ("IQ4_XS", None),
+        ("MXFP4", None),
+    ];
+
+    /// Three rows of 512 elements: bytes, and what the gguf package makes of them.
+    fn rows(kind: &str) -> (Vec<u8>, Vec<f32>) {
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/gguf/blocks.safetensors");
+        let golden = safetensors::load(golden, &Device::Cpu).expect("golden blocks");
+        let flat = |what: &str| golden[&format!("{kind}.{what}")].flatten_all().expect("a tensor");
+        (
+            flat("bytes").to_vec1().expect("bytes"),
+            flat("values").to_vec1().expect("values"),
+        )
+    }
+
+    fn numbers(x: &Tensor) -> Vec<f32> {
+        let x = x.to_dtype(DType::F32).and_then(|x| x.flatten_all());
+        x.and_then(|x| x.to_vec1()).expect("numbers")
+    }
+
+    /// What groups stand for, by their definition.
+    fn values(stored: &Stored) -> Vec<f32> {
+        let Stored::Groups(groups) = stored else {
+            panic!("groups were expected");
+        };
+        let quants: Vec<u8> = groups
+            .quants
+            .flatten_all()
+            .and_then(|x| x.to_vec1())
+            .expect("quants");
+        let (scales, biases) = (numbers(&groups.scales), groups.biases.as_ref().map(numbers));
+        let count = quants.len() * 8 / groups.bits;
+        let value = |i: usize| {
+            let q = quants[i * groups.bits / 8] >> (i * groups.bits % 8) & (0xff >> (8 - groups.bits));
+            let group = i / groups.group;
+            let product = scales[group] * (f32::from(q) - f32::from(groups.zero));
+            product + biases.as_ref().map_or(0.0, |biases| biases[group])
+        };
+        (0..count).map(value).collect()
+    }
+
+    fn read(kind: &str, data: &[u8], order: &Order) -> Result<Stored, Reason> {
+        stored(GgmlType::named(kind).expect("a type"), data, [3, 512], order)
+    }
+
+    #[test]
+    fn every_type_stands_for_what_the_gguf_package_reads_bit_for_bit() {
+        for (kind, _) in KINDS {
+            let (data, expected) = rows(kind);
+            let found = values(&read(kind, &data, &Order::AsStored).expect(kind));
+            assert!(found == expected, "{kind}");
+        }
+    }
+
+    #[test]
+    fn the_types_that_candle_knows_stand_for_what_it_reads_bit_for_bit() {
+        for (kind, dtype) in KINDS {
+            let Some(dtype) = dtype else { continue };
+            let (data, _) = rows(kind);
+            let expected = QStorage::from_data(data.clone().into(), &Device::Cpu, dtype)
+                .and_then(|storage| QTensor::new(storage, (3, 512)))
+                .and_then(|tensor| tensor.dequantize(&Device::Cpu))
+                .expect(kind);
+            let found = values(&read(kind, &data, &Order::AsStored).expect(kind));
+            assert!(found == numbers(&expected), "{kind}");
+        }
+    }
+
+    #[test]
+    fn columns_and_rows_that_move_keep_their_values_in_every_type() {
+        // Two and three value heads a key head, of 128 and 32 columns: a block of 256 lies across heads.
+        for (width, runs) in [
+            (128, vec![0, 2, 1, 3]),
+            (32, (0..16).map(|i| i * 7 % 16).collect()),
+        ] {
+            let order = Order::Columns {
+                width,
+                runs: runs.clone(),
+            };
+            for (kind, _) in KINDS {
+                let (data, flat) = rows(kind);
+                let moved = values(&read(kind, &data, &order).expect(kind));
+                for (row, found) in moved.chunks_exact(512).enumerate() {
+                    for (to, found) in found.chunks_exact(width).enumerate() {
+                        let from = row * 512 + runs[to] * width;
+                        assert!(*found == flat[from..from + width], "{kind}, heads of {width}");
+                    }
+                }
+            }
+        }
+        for (kind, _) in KINDS {
+            let (data, flat) = rows(kind);
+            let moved = values(&read(kind, &data, &Order::Rows(vec![2, 0, 1])).expect(kind));
+            assert!(moved == [&flat[1024..], &flat[..1024]].concat(), "{kind}");
+        }
+    }
+
+    #[test]
+    fn floats_move_as_blocks_do() {
+        let numbers: Vec<f32> = (0..12).map(|i| i as f32).collect();
+        let data: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let kind = GgmlType::named("F32").expect("a type");
+        let read = |order| {
+            floats(kind, &data, [3, 4], &order).and_then(|x| x.to_vec2::<f32>().map_err(|e| e.to_string()))
+        };
+        let columns = read(Order::Columns {
+            width: 2,
+            runs: vec![1, 0],
+        });
+        assert_eq!(columns.expect("columns")[1], [6.0, 7.0, 4.0, 5.0]);
+        assert_eq!(
+            read(Order::Rows(vec![2, 0, 1])).expect("rows")[0],
+            [8.0, 9.0, 10.0, 11.0]
+        );
+    }
+
+    #[test]
+    fn heads_that_share_a_group_are_not_moved() {
+        let (data, _) = rows("Q6_K");
+        let order = Order::Columns {
+            width: 8,
+            runs: (0..64).rev().collect(),
+        };
+        let error = read("Q6_K", &data, &order).expect_err("a refusal");
+        assert!(error.contains("heads of 8, which groups of 16 share"), "{error}");
+    }
+
+    #[test]
+    fn an_order_for_another_size_is_refused() {
+        let (data, _) = rows("Q8_0");
+        for order in [
+            Order::Rows(vec![0, 1, 3]),
+            Order::Rows(vec![0, 1]),
+            Order::Columns {
+                width: 32,
+                runs: vec![0; 15],
+            },
+        ] {
+            let error = read("Q8_0", &data, &order).expect_err("a refusal");
+            assert!(error.contains("value heads in the metadata"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_scale_that_is_no_number_is_named_by_its_block() {
+        for (kind, at) in [("Q8_0", 0), ("Q4_K", 2), ("Q6_K", 208), ("Q4_1", 2)] {
+            let (mut data, _) = rows(kind);
+            // The second row's first block.
+            let start = data.len() / 3 + at;
+            data[start..start + 2].copy_from_slice(&[0, 0x7e]);
+            let error = read(kind, &data, &Order::AsStored).expect_err("a refusal");
+            assert!(error.contains("row 1, block 0 has"), "{kind}: {error}");
+        }
+        let (mut data, _) = rows("MXFP4");
+        data[17 * 5] = 253;
+        let error = read("MXFP4", &data, &Order::AsStored).expect_err("a refusal");
+        assert!(error.contains("row 0, block 5 has a scale of inf"), "{error}");
+    }
+}

@@ -1,0 +1,775 @@
+//! GGUF files: what metadata and tensors become, and every malformed one named.
+
+#[path = "../../../tests/common/gguf.rs"]
+#[allow(dead_code, unreachable_pub)]
+mod file;
+
+use std::path::{Path, PathBuf};
+
+use file::{text, File, Value};
+use proptest::prelude::*;
+use recant_weights::{Cutting, Folder, Norms, Stored, TokenKind, Weights};
+use serde_json::json;
+use tempfile::TempDir;
+
+/// A folder that goes away.
+struct Dir(TempDir);
+
+impl Dir {
+    fn new() -> Self {
+        Self(TempDir::new().unwrap())
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
+        let path = self.0.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path
+    }
+}
+
+/// Fails unless a file of these bytes is refused in words that hold all of these.
+#[track_caller]
+fn refused(bytes: &[u8], words: &[&str]) {
+    let dir = Dir::new();
+    let path = dir.write("model.gguf", bytes);
+    says(&Folder::open(path).map(|_| ()), words);
+}
+
+#[track_caller]
+fn says<T: std::fmt::Debug>(result: &recant_weights::Result<T>, words: &[&str]) {
+    let error = result.as_ref().expect_err("a refusal").to_string();
+    for word in words {
+        assert!(error.contains(word), "{word:?} is not in: {error}");
+    }
+}
+
+/// Fails unless the model is refused with these words once it was changed.
+#[track_caller]
+fn changed(change: impl FnOnce(&mut File), words: &[&str]) {
+    let mut file = File::model();
+    change(&mut file);
+    refused(&file.bytes(), words);
+}
+
+fn open(file: &File) -> (Dir, Folder) {
+    let dir = Dir::new();
+    let path = dir.write("model.gguf", &file.bytes());
+    let folder = Folder::open(path).unwrap();
+    (dir, folder)
+}
+
+fn floats(stored: &Stored) -> Vec<f32> {
+    match stored {
+        Stored::Float(x) => x.flatten_all().unwrap().to_vec1().unwrap(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn metadata_are_the_configuration_of_the_same_model_on_the_hub() {
+    let mut file = File::model();
+    file.set(
+        "qwen35.attention.recurrent_layers",
+        Value::Bools(vec![true, false, false]),
+    );
+    let (_dir, folder) = open(&file);
+    assert!(folder.is_gguf());
+    let expected = json!({
+        "model_type": "qwen3_5",
+        "hidden_size": 8,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 64,
+        "linear_conv_kernel_dim": 4,
+        "intermediate_size": 12,
+        "full_attention_interval": 2,
+        "num_hidden_layers": 2,
+        "head_dim": 8,
+        "linear_num_key_heads": 1,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 4,
+        "linear_value_head_dim": 4,
+        "vocab_size": 6,
+        "tie_word_embeddings": true,
+        "attention_bias": false,
+        "mtp_num_hidden_layers": 1,
+        "eos_token_id": [3],
+        // Not 9.999999974752427e-7, which is what an f32 holds.
+        "rms_norm_eps": 1e-6,
+        "layer_types": ["linear_attention", "full_attention"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+    });
+    assert_eq!(*folder.config(), expected);
+    let said = folder.tokenizer_config().unwrap();
+    assert_eq!(said["eos_token"], "<|im_end|>");
+    assert_eq!(said["chat_template"][0]["name"], "default");
+}
+
+#[test]
+fn the_vocabulary_tells_marked_tokens_from_pieces_and_padding() {
+    let (_dir, folder) = open(&File::model());
+    let vocabulary = folder.vocabulary().unwrap().unwrap();
+    use TokenKind::*;
+    let expected = [
+        ("a", Normal),
+        ("b", Normal),
+        ("ab", Normal),
+        ("<|im_end|>", Control),
+        ("<think>", UserDefined),
+        ("[PAD5]", Unused),
+    ];
+    assert_eq!(vocabulary.tokens, expected);
+    assert_eq!(vocabulary.merges, [("a", "b")]);
+    assert_eq!(vocabulary.cutting, Cutting::Qwen35);
+}
+
+#[test]
+fn every_tensor_is_taken_once_in_the_order_and_form_of_the_hub() {
+    let (_dir, folder) = open(&File::model());
+    let mut weights = folder.weights().unwrap();
+    assert_eq!(weights.norms(), Norms::OnePlus);
+    // sglang#38363, tensai#251: `ssm_a` is -exp(A_log), the convolution is squeezed.
+    let a_log = weights.take("layers.0.linear_attn.A_log", &[2]).unwrap();
+    let a_log: Vec<f32> = a_log.to_vec1().unwrap();
+    assert_eq!(a_log, [0.5_f32.ln(), (0.5_f32 - 1.0 / 1024.0).ln()]);
+    let conv = weights
+        .take("layers.0.linear_attn.conv1d.weight", &[16, 1, 4])
+        .unwrap();
+    assert_eq!(conv.dims(), [16, 1, 4]);
+    let norm = weights
+        .take("norm.weight", &[8])
+        .unwrap()
+        .to_vec1::<f32>()
+        .unwrap();
+    assert_eq!(norm[1], 1.0 + 1.0 / 1024.0);
+    take_rest(&mut weights);
+    let inventory = weights.finish().unwrap();
+    assert_eq!((inventory.taken, inventory.mtp), (27, 15));
+
+    let mut head = folder.mtp().unwrap().unwrap();
+    assert_eq!(head.norms(), Norms::OnePlus);
+    head.take_matrix("fc.weight", [8, 16]).unwrap();
+    for name in ["pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"] {
+        head.take(&format!("{name}.weight"), &[8]).unwrap();
+    }
+    take_full(&mut head, "layers.0");
+    head.finish().unwrap();
+}
+
+fn take_rest(weights: &mut Weights<'_>) {
+    weights.take_matrix("embed_tokens.weight", [6, 8]).unwrap();
+    let mixer = "layers.0.linear_attn";
+    for (name, rows) in [
+        ("in_proj_qkv", 16),
+        ("in_proj_z", 8),
+        ("in_proj_b", 2),
+        ("in_proj_a", 2),
+        ("out_proj", 8),
+    ] {
+        weights
+            .take_matrix(&format!("{mixer}.{name}.weight"), [rows, 8])
+            .unwrap();
+    }
+    weights.take(&format!("{mixer}.dt_bias"), &[2]).unwrap();
+    weights.take(&format!("{mixer}.norm.weight"), &[4]).unwrap();
+    take_both(weights, "layers.0");
+    take_full(weights, "layers.1");
+}
+
+fn take_both(weights: &mut Weights<'_>, layer: &str) {
+    for name in ["input_layernorm", "post_attention_layernorm"] {
+        weights.take(&format!("{layer}.{name}.weight"), &[8]).unwrap();
+    }
+    for (name, shape) in [
+        ("gate_proj", [12, 8]),
+        ("up_proj", [12, 8]),
+        ("down_proj", [8, 12]),
+    ] {
+        weights
+            .take_matrix(&format!("{layer}.mlp.{name}.weight"), shape)
+            .unwrap();
+    }
+}
+
+fn take_full(weights: &mut Weights<'_>, layer: &str) {
+    take_both(weights, layer);
+    for (name, shape) in [("q", [32, 8]), ("k", [8, 8]), ("v", [8, 8]), ("o", [8, 16])] {
+        weights
+            .take_matrix(&format!("{layer}.self_attn.{name}_proj.weight"), shape)
+            .unwrap();
+    }
+    for name in ["q_norm", "k_norm"] {
+        weights
+            .take(&format!("{layer}.self_attn.{name}.weight"), &[8])
+            .unwrap();
+    }
+}
+
+/// sglang#38363, ik_llama.cpp#1654.
+#[test]
+fn three_value_heads_a_key_head_go_back_to_their_places_in_every_tensor() {
+    let mut file = File::model();
+    for (key, value) in [
+        ("state_size", 1),
+        ("group_count", 2),
+        ("time_step_rank", 6),
+        ("inner_size", 6),
+    ] {
+        file.set(&format!("qwen35.ssm.{key}"), Value::U32(value));
+    }
+    // Of each tensor, where grouped head `h` is to be, the number h; queries and keys are -1.
+    let dealt = [0.0, 3.0, 1.0, 4.0, 2.0, 5.0];
+    let heads = |i: u64| dealt[i as usize];
+    let mut set = |name: &str, shape: &[u64], number: &dyn Fn(u64) -> f32| {
+        let name = format!("blk.0.{name}");
+        *file.tensor(&name) = file::Spec::f32(&name, shape, number);
+    };
+    let channel = |row: u64| if row < 4 { -1.0 } else { heads(row - 4) };
+    set("attn_qkv.weight", &[10, 8], &|i| channel(i / 8));
+    set("ssm_conv1d.weight", &[10, 4], &|i| channel(i / 4));
+    set("attn_gate.weight", &[6, 8], &|i| heads(i / 8));
+    set("ssm_alpha.weight", &[6, 8], &|i| heads(i / 8));
+    set("ssm_beta.weight", &[6, 8], &|i| heads(i / 8));
+    set("ssm_a", &[6], &|i| -(heads(i).exp()));
+    set("ssm_dt.bias", &[6], &heads);
+    set("ssm_norm.weight", &[1], &|_| 1.0);
+    set("ssm_out.weight", &[8, 6], &|i| heads(i % 6));
+    let (_dir, folder) = open(&file);
+    let mut weights = folder.weights().unwrap();
+    let grouped = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0];
+    let mut matrix = |name: &str, shape: [usize; 2]| {
+        let found = weights.take_matrix(&format!("layers.0.linear_attn.{name}.weight"), shape);
+        floats(&found.unwrap())
+    };
+    let first = |x: &[f32], width| x.iter().step_by(width).copied().collect::<Vec<_>>();
+    assert_eq!(first(&matrix("in_proj_qkv", [10, 8])[32..], 8), grouped);
+    for (name, rows) in [("in_proj_z", 6), ("in_proj_a", 6), ("in_proj_b", 6)] {
+        assert_eq!(first(&matrix(name, [rows, 8]), 8), grouped, "{name}");
+    }
+    assert_eq!(matrix("out_proj", [8, 6])[6..12], grouped);
+    let mut vector = |name: &str, shape: &[usize]| -> Vec<f32> {
+        let found = weights.take(&format!("layers.0.linear_attn.{name}"), shape);
+        found.unwrap().flatten_all().unwrap().to_vec1().unwrap()
+    };
+    assert_eq!(first(&vector("conv1d.weight", &[10, 1, 4])[16..], 4), grouped);
+    assert_eq!(vector("dt_bias", &[6]), grouped);
+    for (found, head) in vector("A_log", &[6]).iter().zip(grouped) {
+        assert!((found - head).abs() < 1e-6, "{found} {head}");
+    }
+}
+
+#[test]
+fn a_head_that_is_promised_and_absent_is_no_head() {
+    let mut file = File::model();
+    file.tensors.retain(|tensor| !tensor.name.starts_with("blk.2."));
+    let (_dir, folder) = open(&file);
+    assert!(folder.mtp().unwrap().is_none());
+    let mut weights = folder.weights().unwrap();
+    take_rest(&mut weights);
+    assert_eq!(folder.config()["num_hidden_layers"], 2);
+}
+
+#[test]
+fn a_file_with_a_head_alone_is_no_model() {
+    let mut file = File::model();
+    file.tensors
+        .retain(|tensor| !tensor.name.starts_with("blk.0.") && !tensor.name.starts_with("blk.1."));
+    let (_dir, folder) = open(&file);
+    assert!(folder.is_mtp_alone());
+    assert!(folder.mtp().unwrap().is_some());
+}
+
+#[test]
+fn a_head_of_missing_parts_is_told_from_a_whole_one() {
+    let mut file = File::model();
+    file.tensors
+        .retain(|tensor| tensor.name != "blk.2.nextn.hnorm.weight");
+    let (_dir, folder) = open(&file);
+    let mut head = folder.mtp().unwrap().unwrap();
+    says(
+        &head.take("pre_fc_norm_hidden.weight", &[8]),
+        &["pre_fc_norm_hidden.weight"],
+    );
+}
+
+#[test]
+fn a_tensor_of_another_shape_is_named_as_the_file_names_it() {
+    let (_dir, folder) = open(&File::model());
+    let mut weights = folder.weights().unwrap();
+    let words = ["blk.0.ssm_conv1d.weight", "model.gguf", "[17, 4]", "[16, 4]"];
+    says(
+        &weights.take("layers.0.linear_attn.conv1d.weight", &[17, 1, 4]),
+        &words,
+    );
+    says(
+        &weights.take_matrix("layers.0.mlp.up_proj.weight", [8, 12]),
+        &["blk.0.ffn_up.weight"],
+    );
+    // Nothing was taken.
+    weights
+        .take("layers.0.linear_attn.conv1d.weight", &[16, 1, 4])
+        .unwrap();
+}
+
+#[test]
+fn a_tensor_that_fits_the_heads_of_no_metadata_is_refused() {
+    let mut file = File::model();
+    file.set("qwen35.ssm.group_count", Value::U32(2));
+    file.set("qwen35.ssm.time_step_rank", Value::U32(4));
+    file.set("qwen35.ssm.inner_size", Value::U32(16));
+    let (_dir, folder) = open(&file);
+    let mut weights = folder.weights().unwrap();
+    let name = "layers.0.linear_attn.in_proj_qkv.weight";
+    says(
+        &weights.take_matrix(name, [16, 8]),
+        &["blk.0.attn_qkv.weight", "value heads in the metadata"],
+    );
+}
+
+#[test]
+fn decays_that_grow_are_refused() {
+    let mut file = File::model();
+    *file.tensor("blk.0.ssm_a") = file::Spec::f32("blk.0.ssm_a", &[2], |i| i as f32 - 0.5);
+    let (_dir, folder) = open(&file);
+    let mut weights = folder.weights().unwrap();
+    let words = ["blk.0.ssm_a", "value head 1 decays by 0.5"];
+    says(&weights.take("layers.0.linear_attn.A_log", &[2]), &words);
+}
+
+#[test]
+fn types_that_are_not_read_are_refused_by_name_before_any_tensor_is() {
+    let mut file = File::model();
+    *file.tensor("blk.0.ffn_up.weight") = file::Spec {
+        name: "blk.0.ffn_up.weight".to_owned(),
+        shape: vec![12, 256],
+        kind: 16,
+        data: vec![0; 12 * 66],
+    };
+    let (_dir, folder) = open(&file);
+    says(
+        &folder.weights().map(|_| ()),
+        &["blk.0.ffn_up.weight", "IQ2_XXS", "Q4_K"],
+    );
+    assert!(folder.mtp().unwrap().is_some(), "the head has none of them");
+}
+
+#[test]
+fn names_that_are_not_known_are_refused_by_name() {
+    changed(
+        |file| file.tensor("blk.0.ffn_up.weight").name = "blk.0.ffn_sideways.weight".to_owned(),
+        &["1 tensor of names", "blk.0.ffn_sideways.weight"],
+    );
+    changed(
+        |file| file.tensor("blk.1.ffn_up.weight").name = "blk.7.ffn_up.weight".to_owned(),
+        &["blk.7.ffn_up.weight"],
+    );
+}
+
+#[test]
+fn metadata_that_are_missing_mistyped_or_incoherent_are_refused_by_their_key() {
+    let set = |key: &'static str, value: Value| move |file: &mut File| file.set(key, value);
+    let unset = |key: &'static str| move |file: &mut File| file.unset(key);
+    changed(
+        set("general.architecture", text("llama")),
+        &["llama", "qwen35, qwen35moe, qwen3next"],
+    );
+    changed(
+        unset("general.architecture"),
+        &["general.architecture", "nothing"],
+    );
+    changed(
+        unset("qwen35.embedding_length"),
+        &["qwen35.embedding_length", "nothing"],
+    );
+    changed(
+        set("qwen35.embedding_length", text("8")),
+        &["a whole number", "\"8\""],
+    );
+    changed(
+        set("qwen35.block_count", Value::I32(-1)),
+        &["qwen35.block_count", "-1"],
+    );
+    changed(
+        set("qwen35.nextn_predict_layers", Value::U32(3)),
+        &["less than the 3 blocks"],
+    );
+    changed(
+        set("qwen35.nextn_predict_layers", Value::U64(u64::MAX)),
+        &["less than the 3 blocks"],
+    );
+    changed(
+        set("qwen35.attention.value_length", Value::U32(4)),
+        &["value_length", "8, as key_length"],
+    );
+    changed(
+        set("qwen35.ssm.time_step_rank", Value::U32(0)),
+        &["time_step_rank", "from 1 to"],
+    );
+    changed(
+        set("qwen35.ssm.group_count", Value::U32(u32::MAX)),
+        &["group_count", "from 1 to"],
+    );
+    changed(
+        set("qwen35.ssm.inner_size", Value::U32(9)),
+        &["inner_size", "a multiple of 2"],
+    );
+    changed(
+        set("qwen35.rope.dimension_count", Value::U32(16)),
+        &["dimension_count", "at most 8"],
+    );
+    changed(
+        set("qwen35.attention.recurrent_layers", Value::Bools(vec![true])),
+        &["recurrent_layers", "3 in all"],
+    );
+    changed(
+        set("qwen35.attention.head_count_kv", Value::I32s(vec![0, 1, 2])),
+        &["head_count_kv", "different"],
+    );
+    changed(
+        set("general.alignment", Value::U32(24)),
+        &["general.alignment", "24"],
+    );
+    changed(
+        set("tokenizer.ggml.eos_token_id", Value::I32(-1)),
+        &["eos_token_id", "-1"],
+    );
+}
+
+#[test]
+fn numbers_of_layers_are_one_where_those_that_have_any_agree() {
+    let mut file = File::model();
+    file.set("qwen35.attention.head_count_kv", Value::I32s(vec![0, 1, 1]));
+    let (_dir, folder) = open(&file);
+    assert_eq!(folder.config()["num_key_value_heads"], 1);
+}
+
+#[test]
+fn a_scaling_of_positions_reaches_the_configuration_by_its_name() {
+    let mut file = File::model();
+    file.set("qwen35.rope.scaling.type", text("yarn"));
+    assert_eq!(open(&file).1.config()["rope_parameters"]["rope_type"], "yarn");
+    file.set("qwen35.rope.scaling.type", text("none"));
+    assert_eq!(open(&file).1.config()["rope_parameters"]["rope_type"], "default");
+}
+
+#[test]
+fn vocabularies_of_other_kinds_and_broken_ones_are_refused_by_their_key() {
+    for (key, value, words) in [
+        (
+            "model",
+            text("llama"),
+            &["tokenizer.ggml.model", "\"gpt2\"", "llama"][..],
+        ),
+        (
+            "pre",
+            text("deepseek"),
+            &["tokenizer.ggml.pre", "\"qwen35\" or \"qwen2\"", "deepseek"],
+        ),
+        (
+            "tokens",
+            Value::I32s(vec![1]),
+            &["tokenizer.ggml.tokens", "an array of texts"],
+        ),
+        (
+            "token_type",
+            Value::I32s(vec![1]),
+            &["tokenizer.ggml.token_type", "6 elements"],
+        ),
+        (
+            "token_type",
+            Value::I32s(vec![1, 1, 6, 1, 1, 1]),
+            &["token 2", "6"],
+        ),
+        (
+            "merges",
+            Value::Texts(vec!["ab".to_owned()]),
+            &["tokenizer.ggml.merges", "\"ab\""],
+        ),
+    ] {
+        let mut file = File::model();
+        let key = format!("tokenizer.ggml.{key}");
+        file.set(&key, value);
+        let dir = Dir::new();
+        // Some of it is read when the file is opened.
+        let opened = Folder::open(dir.write("model.gguf", &file.bytes()));
+        says(&opened.and_then(|folder| folder.vocabulary().map(|_| ())), words);
+        file.unset(&key);
+        says(&open(&file).1.vocabulary().map(|_| ()), &[&key, "nothing"]);
+    }
+}
+
+// The header.
+
+/// The bytes of a header that promises so many tensors and metadata entries.
+fn header(version: u32, tensors: u64, entries: u64) -> Vec<u8> {
+    let mut bytes = b"GGUF".to_vec();
+    bytes.extend(version.to_le_bytes());
+    bytes.extend(tensors.to_le_bytes());
+    bytes.extend(entries.to_le_bytes());
+    bytes
+}
+
+#[test]
+fn a_file_that_is_none_is_refused() {
+    refused(b"", &["model.gguf", "cut short"]);
+    refused(b"GGU", &["cut short"]);
+    refused(b"GGML0000", &["expected \"GGUF\""]);
+    refused(&header(1, 0, 0), &["version 1", "2 or 3"]);
+    refused(&header(3_u32.swap_bytes(), 0, 0), &["big-endian"]);
+    refused(&header(3, 0, 0), &["general.architecture"]);
+}
+
+#[test]
+fn counts_that_no_file_could_hold_allocate_nothing() {
+    for count in [1 << 30, 30 << 30, u64::MAX / 2, u64::MAX] {
+        let mut bytes = header(3, count, 0);
+        bytes.resize(1000, 0);
+        refused(&bytes, &["promises", "tensors", "976 bytes"]);
+        let mut bytes = header(3, 0, count);
+        bytes.resize(1000, 0);
+        refused(&bytes, &["promises", "metadata entries"]);
+        // An array, of a text, of numbers, of arrays.
+        for kind in [8_u32, 4, 9, 7] {
+            let mut bytes = header(3, 0, 1);
+            bytes.extend(1_u64.to_le_bytes());
+            bytes.push(b'k');
+            bytes.extend(9_u32.to_le_bytes());
+            bytes.extend(kind.to_le_bytes());
+            bytes.extend(count.to_le_bytes());
+            bytes.resize(1000, 0);
+            refused(&bytes, &["metadata key k", "elements of an array"]);
+        }
+        // A text.
+        let mut bytes = header(3, 0, 1);
+        bytes.extend(count.to_le_bytes());
+        bytes.resize(1000, 0);
+        refused(&bytes, &["a text should have"]);
+    }
+}
+
+#[test]
+fn arrays_within_arrays_end_somewhere() {
+    let mut bytes = header(3, 0, 1);
+    bytes.extend(1_u64.to_le_bytes());
+    bytes.push(b'k');
+    bytes.extend(9_u32.to_le_bytes());
+    for _ in 0..100_000 {
+        bytes.extend(9_u32.to_le_bytes());
+        bytes.extend(1_u64.to_le_bytes());
+    }
+    refused(&bytes, &["metadata key k", "deeper than 4"]);
+}
+
+#[test]
+fn a_file_that_is_cut_short_anywhere_is_refused() {
+    let bytes = File::model().bytes();
+    for at in (0..bytes.len()).step_by(61).chain([bytes.len() - 1]) {
+        refused(&bytes[..at], &["model.gguf"]);
+    }
+}
+
+#[test]
+fn tensors_of_impossible_shapes_types_and_places_are_refused_by_name() {
+    let name = "blk.0.ffn_up.weight";
+    changed(
+        |file| file.tensor(name).shape = vec![12; 5],
+        &[name, "5 dimensions"],
+    );
+    changed(|file| file.tensor(name).shape = vec![], &[name, "0 dimensions"]);
+    changed(
+        |file| file.tensor(name).shape = vec![12, 0],
+        &[name, "no elements"],
+    );
+    changed(
+        |file| file.tensor(name).shape = vec![1 << 40, 1 << 40],
+        &[name, "more than 2^64"],
+    );
+    changed(
+        |file| file.tensor(name).shape = vec![1 << 30, 1 << 30],
+        &[name, "cut short"],
+    );
+    changed(
+        |file| file.tensor(name).shape = vec![1 << 62, 2],
+        &[name, "2^64 bytes"],
+    );
+    changed(|file| file.tensor(name).kind = 77, &[name, "type 77"]);
+    changed(
+        |file| file.tensor(name).kind = 8,
+        &[name, "8 elements", "a multiple of 32 for Q8_0"],
+    );
+    changed(
+        |file| file.tensor(name).shape = vec![12_000, 8],
+        &[name, "cut short"],
+    );
+    changed(|file| file.tensor(name).shape = vec![24, 8], &["overlap"]);
+    changed(
+        |file| file.tensor(name).name = "blk.0.ffn_gate.weight".to_owned(),
+        &["blk.0.ffn_gate.weight occurs twice"],
+    );
+    changed(
+        |file| {
+            file.metadata
+                .push(("qwen35.block_count".to_owned(), Value::U32(1)))
+        },
+        &["qwen35.block_count occurs twice"],
+    );
+}
+
+#[test]
+fn a_tensor_that_does_not_begin_where_data_may_is_refused() {
+    let mut file = File::model();
+    file.tensors.truncate(1);
+    let bytes = file.bytes();
+    // The offset is the last number before the padding and the data.
+    let data = 6 * 8 * 4;
+    let before = &bytes[..bytes.len() - data];
+    let offset = before.iter().rposition(|byte| *byte != 0).unwrap() / 4 * 4;
+    let mut found = 0;
+    for at in offset..before.len() - 7 {
+        let mut bytes = bytes.clone();
+        bytes[at..at + 8].copy_from_slice(&7_u64.to_le_bytes());
+        let dir = Dir::new();
+        let error = Folder::open(dir.write("model.gguf", &bytes))
+            .map(|_| ())
+            .err()
+            .map(|e| e.to_string());
+        found += usize::from(error.is_some_and(|e| e.contains("no multiple of 32")));
+    }
+    assert!(found > 0);
+}
+
+// Files in parts, and folders.
+
+/// The model in three parts: metadata alone, and two with tensors.
+fn in_parts(dir: &Dir) -> [PathBuf; 3] {
+    let whole = File::model();
+    let mut parts = [(); 3].map(|()| File::default());
+    parts[0].metadata.clone_from(&whole.metadata);
+    for (number, part) in parts.iter_mut().enumerate() {
+        part.set("split.no", Value::U32(number as u32));
+        part.set("split.count", Value::U32(3));
+        part.set("split.tensors.count", Value::I32(whole.tensors.len() as i32));
+    }
+    let (a, b) = whole.tensors.split_at(20);
+    parts[1].tensors = a.to_vec();
+    parts[2].tensors = b.to_vec();
+    let mut number = 0;
+    parts.map(|part| {
+        number += 1;
+        dir.write(&format!("model-{number:05}-of-00003.gguf"), &part.bytes())
+    })
+}
+
+#[test]
+fn any_part_of_a_model_opens_all_of_it() {
+    let whole = open(&File::model());
+    let dir = Dir::new();
+    let parts = in_parts(&dir);
+    for part in parts.iter().map(PathBuf::as_path).chain([dir.0.path()]) {
+        let folder = Folder::open(part).unwrap();
+        assert_eq!(folder.path(), parts[0]);
+        assert_eq!(folder.fingerprint(), whole.1.fingerprint());
+        assert_eq!(folder.config(), whole.1.config());
+        let mut weights = folder.weights().unwrap();
+        take_rest(&mut weights);
+    }
+}
+
+#[test]
+fn parts_that_are_missing_or_of_another_model_are_refused_by_name() {
+    let dir = Dir::new();
+    let parts = in_parts(&dir);
+    std::fs::remove_file(&parts[1]).unwrap();
+    says(
+        &Folder::open(&parts[2]).map(|_| ()),
+        &["1 shard", "model-00002-of-00003.gguf"],
+    );
+    // The third in the second's place.
+    std::fs::copy(&parts[2], &parts[1]).unwrap();
+    says(&Folder::open(&parts[0]).map(|_| ()), &["split.", "model-0000"]);
+    let lone = Dir::new();
+    let path = lone.write("part.gguf", &std::fs::read(&parts[2]).unwrap());
+    says(
+        &Folder::open(path).map(|_| ()),
+        &["split.count", "1 from the names"],
+    );
+    let path = lone.write("x-00004-of-00003.gguf", b"");
+    says(&Folder::open(path).map(|_| ()), &["part 4 of 3"]);
+    let path = lone.write("x-00001-of-99999.gguf", b"");
+    says(&Folder::open(path).map(|_| ()), &["part 1 of 99999"]);
+}
+
+#[test]
+fn a_folder_is_the_one_model_in_it() {
+    let dir = Dir::new();
+    dir.write("mmproj-F16.gguf", b"the vision tower");
+    says(&Folder::open(dir.0.path()).map(|_| ()), &["without config.json"]);
+    dir.write("model-Q8_0.gguf", &File::model().bytes());
+    assert!(Folder::open(dir.0.path()).unwrap().is_gguf());
+    dir.write("model-Q4_0.gguf", b"");
+    let words = [
+        "2 models in GGUF",
+        "model-Q4_0.gguf, model-Q8_0.gguf",
+        "name the file",
+    ];
+    says(&Folder::open(dir.0.path()).map(|_| ()), &words);
+    says(
+        &Folder::open(Path::new("nowhere.gguf")).map(|_| ()),
+        &["nowhere.gguf"],
+    );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400), magic in any::<bool>()) {
+        let bytes = if magic { [&header(3, 1, 1)[..], &bytes].concat() } else { bytes };
+        try_all(&bytes);
+    }
+
+    #[test]
+    fn no_change_of_a_model_makes_it_panic(changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6), cut in any::<Option<prop::sample::Index>>()) {
+        let mut bytes = File::model().bytes();
+        // What is in tensors is no header.
+        let header = bytes.len() - 32 * 40;
+        for (at, byte) in changes {
+            let at = at.index(header.min(6000));
+            bytes[at] = byte;
+        }
+        if let Some(cut) = cut {
+            bytes.truncate(cut.index(bytes.len()));
+        }
+        try_all(&bytes);
+    }
+}
+
+/// Opens a file and takes what there is, whatever it holds.
+fn try_all(bytes: &[u8]) {
+    let dir = Dir::new();
+    let Ok(folder) = Folder::open(dir.write("model.gguf", bytes)) else {
+        return;
+    };
+    let _ = folder.vocabulary();
+    let _ = folder.mtp();
+    let shapes: Vec<(String, Vec<usize>)> = folder
+        .tensors()
+        .map(|t| (t.name.clone(), t.shape.clone()))
+        .collect();
+    let Ok(mut weights) = folder.weights() else { return };
+    for layer in 0..3 {
+        let mixer = format!("layers.{layer}.linear_attn");
+        for name in ["in_proj_qkv", "in_proj_z", "in_proj_a", "out_proj"] {
+            for (_, shape) in &shapes {
+                if let [rows, width] = shape[..] {
+                    let _ = weights.take_matrix(&format!("{mixer}.{name}.weight"), [rows, width]);
+                }
+            }
+        }
+        for (_, shape) in &shapes {
+            for name in ["A_log", "dt_bias", "conv1d.weight", "norm.weight"] {
+                let _ = weights.take(&format!("{mixer}.{name}"), shape);
+            }
+        }
+    }
+}
