@@ -3,16 +3,21 @@
 //! `tests/reference/from_mlx.py` writes what is compared with.
 
 mod common;
+#[path = "common/packed.rs"]
+mod packed;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use common::checkpoint::{logits, prefixed, tensors, write, Tensors, HUB};
-use common::{assert_same, feed, relative_error, seeded, text_ids, Result, Rng};
+use common::{assert_same, feed, folder, relative_error, seeded, text_ids, Result, Rng};
+use packed::{floats, packed, PACKINGS};
 use recant::candle::{safetensors, DType, Device, Tensor, D};
 use recant::core::{Cache, CacheOptions, LanguageModel, Rows, Segment};
 use recant::{ActivationPrecision, LoadOptions, Threads};
 use recant_layers::HybridModel;
+use recant_mtp::MtpHead;
+use recant_qwen3_5::Qwen35;
 use recant_weights::{Folder, Stored};
 use serde_json::{json, Value};
 use tempfile::TempDir;
@@ -37,10 +42,6 @@ fn model(dir: &Path, options: &LoadOptions) -> Result<HybridModel> {
     let folder = Folder::open(dir)?;
     let family = seeded::family(folder.config());
     Ok(HybridModel::load(family, &folder, options, &mut |_, _| {})?.0)
-}
-
-fn floats(tensor: &Tensor) -> Result<Vec<f32>> {
-    Ok(tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?)
 }
 
 /// What mlx makes of a stored matrix: in the type of the scales, rounded after the product and again after the sum.
@@ -312,114 +313,6 @@ fn every_family_has_the_same_bits_in_the_layout_of_mlx() -> Result<()> {
     Ok(())
 }
 
-/// Ways to pack a matrix: mode, bits, group.
-const PACKINGS: [(&str, usize, usize); 11] = [
-    ("affine", 4, 64),
-    ("mxfp4", 4, 32),
-    ("affine", 8, 32),
-    ("nvfp4", 4, 16),
-    ("affine", 2, 64),
-    ("mxfp8", 8, 32),
-    ("affine", 3, 32),
-    ("affine", 5, 32),
-    ("affine", 6, 64),
-    ("affine", 8, 64),
-    ("global", 4, 16),
-];
-
-const E2M1: [f32; 16] = [
-    0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0,
-];
-
-fn e4m3(x: u8) -> f32 {
-    let magnitude = match (x >> 3 & 15, f32::from(x & 7)) {
-        (0, m) => m / 512.0,
-        (e, m) => (1.0 + m / 8.0) * 2.0_f32.powi(i32::from(e) - 7),
-    };
-    if x > 127 {
-        -magnitude
-    } else {
-        magnitude
-    }
-}
-
-/// A random matrix, or a stack of them, as MLX packs it, by the ends of names; and its numbers in f32.
-fn packed(shape: &[usize], packing: (&str, usize, usize), rng: &mut Rng) -> Result<(Tensors, Tensor)> {
-    let (mode, bits, group) = packing;
-    let (count, features) = (shape.iter().product::<usize>(), shape[shape.len() - 1]);
-    let last = |n: usize| [&shape[..shape.len() - 1], &[n]].concat();
-    let numbers: Vec<u8> = (0..count)
-        .map(|_| match mode {
-            // Not the numbers that are none, and no large ones.
-            "mxfp8" => (rng.below(256) & 0xbf) as u8,
-            _ => rng.below(1 << bits) as u8,
-        })
-        .collect();
-    let mut words = vec![0_u32; count * bits / 32];
-    for (i, q) in numbers.iter().enumerate() {
-        let (word, shift) = (i * bits / 32, i * bits % 32);
-        let both = u64::from(*q) << shift;
-        words[word] |= both as u32;
-        if shift + bits > 32 {
-            words[word + 1] |= (both >> 32) as u32;
-        }
-    }
-    let mut parts = Tensors::new();
-    let words = Tensor::from_vec(words, last(features * bits / 32), &Device::Cpu)?;
-    parts.insert("weight".to_owned(), words);
-    let groups = count / group;
-    let of_scale = |per_group: Vec<f32>, number: &dyn Fn(u8, f32) -> f32| -> Result<Tensor> {
-        let values = numbers.iter().enumerate();
-        let values = values.map(|(i, q)| number(*q, per_group[i / group])).collect();
-        Ok(Tensor::from_vec(values, shape, &Device::Cpu)?)
-    };
-    if mode == "affine" {
-        let most = (3.0 / features as f32).sqrt();
-        let step = |i: usize| 2.0 * most / (1 << bits) as f32 * (0.75 + (i % 5) as f32 / 16.0);
-        let scales: Vec<f32> = (0..groups).map(step).collect();
-        let scales = Tensor::from_vec(scales, last(features / group), &Device::Cpu)?.to_dtype(DType::BF16)?;
-        let middle = f64::from(1_u32 << (bits - 1));
-        let biases = (scales.to_dtype(DType::F32)? * -middle)?.to_dtype(DType::BF16)?;
-        let numbers = of_scale(floats(&scales)?, &|q, s| s * (f32::from(q) - middle as f32))?;
-        parts.insert("scales".to_owned(), scales);
-        parts.insert("biases".to_owned(), biases);
-        return Ok((parts, numbers));
-    }
-    let bytes: Vec<u8> = (0..groups)
-        .map(|i| match mode {
-            "mxfp4" => 121 + (i % 2) as u8,
-            "mxfp8" => 124 + (i % 2) as u8,
-            _ => 0x10 + (i % 8) as u8,
-        })
-        .collect();
-    let mut scales: Vec<f32> = bytes
-        .iter()
-        .map(|s| match mode {
-            "mxfp4" | "mxfp8" => 2.0_f32.powi(i32::from(*s) - 127),
-            _ => e4m3(*s),
-        })
-        .collect();
-    if mode == "global" {
-        let matrices = shape[..shape.len() - 2].iter().product::<usize>();
-        let global: Vec<f32> = (0..matrices).map(|e| 2000.0 + 150.0 * e as f32).collect();
-        for (i, s) in scales.iter_mut().enumerate() {
-            *s *= global[i / (groups / matrices)] / 2688.0;
-        }
-        let at = &shape[..shape.len() - 2];
-        parts.insert(
-            "global_scale".to_owned(),
-            Tensor::from_vec(global, at, &Device::Cpu)?,
-        );
-    }
-    let numbers = of_scale(scales, &|q, s| match mode {
-        "mxfp8" => s * e4m3(q),
-        _ => s * E2M1[usize::from(q)],
-    })?;
-    let bytes = Tensor::from_vec(bytes, last(features / group), &Device::Cpu)?;
-    parts.insert("scales".to_owned(), bytes);
-    Ok((parts, numbers))
-}
-
 /// ollama#15744 (C050) and imp#1282 (C049): routers, shared gates, stacked experts, fused projections and embeddings that are
 /// heads, each in every packing, named in the configuration or not.
 #[test]
@@ -521,5 +414,46 @@ fn a_conversion_is_loaded_with_its_tokenizer_and_writes_a_text() -> Result<()> {
         Ok(session.tokens().to_vec())
     };
     assert_eq!(text(4)?, text(0)?);
+    Ok(())
+}
+
+/// A head alone, as mlx-vlm stores it: no prefix, 1 + w, its own packing of each matrix.
+#[test]
+fn a_head_of_packed_matrices_is_the_head_of_their_numbers() -> Result<()> {
+    let source = folder("demo-target").ok_or("no demo target")?;
+    let target = model(&source, &in_full())?;
+    let own = safetensors::load(source.join("model.safetensors"), &Device::Cpu)?;
+    let mut config: Value = serde_json::from_slice(&std::fs::read(source.join("config.json"))?)?;
+    config["model_type"] = json!("qwen3_5_mtp");
+    let (mut file, mut wide, mut rng) = (Tensors::new(), Tensors::new(), Rng(12));
+    let mut names: Vec<&String> = own.keys().filter(|name| name.starts_with("mtp.")).collect();
+    names.sort();
+    for (i, full) in names.into_iter().enumerate() {
+        let name = &full["mtp.".len()..];
+        if own[full].rank() == 1 {
+            let norm = (own[full].to_dtype(DType::F32)? + 1.0)?;
+            file.insert(name.to_owned(), norm.clone());
+            wide.insert(name.to_owned(), norm);
+            continue;
+        }
+        let (parts, numbers) = packed(own[full].dims(), PACKINGS[i % PACKINGS.len()], &mut rng)?;
+        let path = name.strip_suffix(".weight").ok_or("no weight")?;
+        file.extend(
+            parts
+                .into_iter()
+                .map(|(end, part)| (format!("{path}.{end}"), part)),
+        );
+        wide.insert(name.to_owned(), numbers);
+    }
+    let hidden = Tensor::randn(0.0_f32, 1.0, (6, 256), &Device::Cpu)?;
+    let run = |tensors: &Tensors| -> Result<Tensor> {
+        let dir = TempDir::new()?;
+        write(dir.path(), &config, tensors)?;
+        let head = MtpHead::load(&Qwen35, &target, &Folder::open(dir.path())?, &in_full())?;
+        Ok(head.forward(&hidden, &text_ids(6)?, &mut head.new_caches()?)?)
+    };
+    let apart = relative_error(&run(&file)?, &run(&wide)?)?;
+    println!("{apart:e} apart");
+    assert!(apart < 3e-5, "{apart}");
     Ok(())
 }

@@ -20,8 +20,20 @@
 //!
 //! # What is read
 //!
-//! Tensors in F32, BF16 or F16, named as Hugging Face names them, with zero-centred norms. Quantized checkpoints and
-//! MLX conversions are refused by the name of their format, never misread.
+//! Tensors in F32, BF16 or F16, named as Hugging Face names them, and conversions by MLX, whose norms hold 1 + w and whose
+//! matrices may be quantized ([`Stored`]). Other quantized checkpoints are refused by the name of their format, never misread.
+//!
+//! Nothing that MLX packed is rounded again. Bytes a weight, with 16-bit scales and biases, groups of 64 for affine:
+//!
+//! | MLX | handed out as | in the file | here |
+//! |---|---|---|---|
+//! | affine, 2 or 3 bits | 4-bit groups | 0.31, 0.44 | 0.56 |
+//! | affine, 4 bits | 4-bit groups, as they are | 0.56 | 0.56 |
+//! | affine, 5 or 6 bits | 8-bit groups | 0.69, 0.81 | 1.06 |
+//! | affine, 8 bits | 8-bit groups, as they are | 1.06 | 1.06 |
+//! | mxfp4 | 8-bit groups of 32: twice its numbers are whole | 0.53 | 1.06 |
+//! | nvfp4 | 8-bit groups of 16 | 0.56 | 1.13, or 1.25 with a global scale |
+//! | mxfp8 | bf16, or f32 if a number is too small for it | 1.03 | 2 |
 //!
 //! # Memory mapping
 //!

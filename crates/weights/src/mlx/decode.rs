@@ -1,16 +1,4 @@
 //! From MLX' words to the bits that kernels read. Nothing is rounded.
-//!
-//! Bytes a weight, with scales and biases in 16 bits, groups of 64 for affine:
-//!
-//! | MLX | stored as | bytes in the file | bytes here |
-//! |---|---|---|---|
-//! | affine, 2 or 3 bits | 4-bit groups | 0.31, 0.44 | 0.56 |
-//! | affine, 4 bits | 4-bit groups, as they are | 0.56 | 0.56 |
-//! | affine, 5 or 6 bits | 8-bit groups | 0.69, 0.81 | 1.06 |
-//! | affine, 8 bits | 8-bit groups, as they are | 1.06 | 1.06 |
-//! | mxfp4 | 8-bit groups of 32 | 0.53 | 1.06 |
-//! | nvfp4 | 8-bit groups of 16 | 0.56 | 1.13; 1.25 with a global scale |
-//! | mxfp8 | bf16 | 1.03 | 2 |
 
 use candle_core::{DType, Device, Tensor};
 use half::bf16;
@@ -261,5 +249,100 @@ mod tests {
         for s in 0..=254_u8 {
             assert_eq!(f64::from(power(s)), 2.0_f64.powi(i32::from(s) - 127), "{s}");
         }
+    }
+
+    /// A row of one group.
+    fn read(mode: Mode, weight: &[u8], scale: u8) -> Result<Stored, String> {
+        let (group, bits) = mode.defaults();
+        let found = Matrix {
+            packing: Packing { mode, bits, group },
+            lead: &[1],
+            features: weight.len() * 8 / bits,
+            dtype: &Dtype::Other("U8".to_owned()),
+            weight,
+            scales: &vec![scale; weight.len() * 8 / bits / group],
+            biases: None,
+            factors: None,
+        }
+        .decode();
+        found.map_err(|damage| match damage {
+            Damage::Value(reason) => reason,
+            Damage::Tensor(error) => error.to_string(),
+        })
+    }
+
+    fn numbers(stored: &Stored) -> Vec<f32> {
+        let wide = |x: &Tensor| {
+            x.to_dtype(DType::F32)
+                .and_then(|x| x.flatten_all()?.to_vec1::<f32>())
+        };
+        match stored {
+            Stored::Float(tensor) => wide(tensor).expect("numbers"),
+            Stored::Groups(groups) => {
+                let quants = groups
+                    .quants
+                    .flatten_all()
+                    .and_then(|x| x.to_vec1::<u8>())
+                    .expect("quants");
+                let scales = wide(&groups.scales).expect("scales");
+                let quants = quants.iter().enumerate();
+                quants
+                    .map(|(i, q)| scales[i / groups.group] * (f32::from(*q) - f32::from(groups.zero)))
+                    .collect()
+            }
+        }
+    }
+
+    #[test]
+    fn the_smallest_and_the_largest_mxfp4_are_exact() {
+        let all: Vec<u8> = (0..16).map(|i| (i % 8 * 2) | (i % 8 * 2 + 1) << 4).collect();
+        for scale in [0, 1, 2, 3, 127, 251, 252] {
+            let power = 2.0_f64.powi(i32::from(scale) - 127);
+            let found = numbers(&read(Mode::Mxfp4, &all, scale).expect("a matrix"));
+            let halves = E2M1.iter().cycle().map(|q| (f64::from(*q) - 12.0) / 2.0);
+            for (found, half) in found.iter().zip(halves) {
+                assert_eq!(f64::from(*found), half * power, "{scale}");
+            }
+        }
+        for scale in [253, 254, 255] {
+            let refused = read(Mode::Mxfp4, &all, scale).expect_err("too large");
+            assert!(refused.contains("row 0, from column 0 on"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn mxfp8_is_bf16_unless_a_number_is_too_small_for_it_and_refused_where_one_is_too_large() {
+        let row = |code: u8| vec![code; 32];
+        for (code, scale, dtype) in [
+            (0x01, 127, DType::BF16),
+            (0x7e, 246, DType::BF16),
+            (0x01, 247, DType::BF16),
+            (0x01, 3, DType::BF16),
+            // 2^-9 2^-125 is below the last bit of bf16.
+            (0x01, 2, DType::F32),
+            (0x0f, 0, DType::F32),
+            (0x00, 0, DType::BF16),
+        ] {
+            let stored = read(Mode::Mxfp8, &row(code), scale).expect("a matrix");
+            let Stored::Float(tensor) = &stored else {
+                panic!("{stored:?}")
+            };
+            assert_eq!(tensor.dtype(), dtype, "{code:#04x} {scale}");
+            let expected = f64::from(e4m3(code)) * 2.0_f64.powi(i32::from(scale) - 127);
+            assert_eq!(f64::from(numbers(&stored)[0]), expected, "{code:#04x} {scale}");
+        }
+        for (code, scale) in [(0x7e, 247), (0x7f, 127), (0xff, 127), (0x01, 255), (0x00, 255)] {
+            let refused = read(Mode::Mxfp8, &row(code), scale).expect_err("no number");
+            assert!(refused.contains("no finite numbers"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn an_nvfp4_scale_that_is_no_number_is_refused() {
+        for scale in [0x7f, 0xff] {
+            read(Mode::Nvfp4, &[0x12; 16], scale).expect_err("no number");
+        }
+        let found = numbers(&read(Mode::Nvfp4, &[0x71; 16], 0x01).expect("a matrix"));
+        assert_eq!(found[..2], [0.5 / 512.0, 6.0 / 512.0]);
     }
 }
