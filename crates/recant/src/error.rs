@@ -126,6 +126,41 @@ pub enum Error {
         reason: String,
     },
 
+    /// A format of rounded weights that checkpoints are not written in.
+    #[error(
+        "weights of {found} cannot be saved; expected 4 or 8 bits in groups of 32, 64 or 128, affine, with scales of f32, f16 or \
+         bf16"
+    )]
+    QuantizeFormat {
+        /// The format.
+        found: String,
+    },
+
+    /// A checkpoint that cannot be rounded and saved.
+    #[error("{} cannot be quantized: {reason}; use the model's original checkpoint", folder.display())]
+    Quantize {
+        /// The folder of the checkpoint.
+        folder: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+
+    /// A folder to be written exists already.
+    #[error("{} exists already; name a folder that does not, or remove it", path.display())]
+    TargetExists {
+        /// The folder.
+        path: PathBuf,
+    },
+
+    /// A file or folder cannot be written.
+    #[error("cannot write {}: {source}", path.display())]
+    Write {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+
     /// Generation failed. The text so far and its caches are in step.
     #[error(transparent)]
     Generate(#[from] recant_generate::Error),

@@ -30,6 +30,7 @@ mod heads;
 #[cfg(feature = "hub")]
 mod hub;
 mod loaded;
+mod quantize;
 mod session;
 mod stop;
 mod text;
@@ -46,6 +47,7 @@ pub use error::{Error, Result};
 #[cfg(feature = "hub")]
 pub use hub::{Hub, HubError};
 pub use loaded::{load, load_with, Loaded};
+pub use quantize::quantize;
 pub use recant_core::{CacheOptions, Cancel, Hidden, KvType};
 pub use recant_generate::{
     Depth, DraftVocabulary, Finish, LogitsProcessor, Logprobs, LogprobsOf, LogprobsOptions, Phases,

@@ -109,7 +109,7 @@ pub fn load_with(
 
 /// A path, or the folder that a repository of the Hub was fetched into.
 #[cfg(feature = "hub")]
-fn local<'a>(path: &'a Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Cow<'a, Path>> {
+pub(crate) fn local<'a>(path: &'a Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Cow<'a, Path>> {
     match path.to_str() {
         Some(name) if !path.exists() && Hub::names(name) => {
             Ok(Cow::Owned(Hub::from_env()?.fetch(name, progress)?))
@@ -119,12 +119,12 @@ fn local<'a>(path: &'a Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Cow<'
 }
 
 #[cfg(not(feature = "hub"))]
-fn local<'a>(path: &'a Path, _: &mut dyn FnMut(u64, u64)) -> Result<Cow<'a, Path>> {
+pub(crate) fn local<'a>(path: &'a Path, _: &mut dyn FnMut(u64, u64)) -> Result<Cow<'a, Path>> {
     Ok(Cow::Borrowed(path))
 }
 
 /// The family that the root's model type belongs to.
-fn family(folder: &Folder) -> Result<&'static dyn Family> {
+pub(crate) fn family(folder: &Folder) -> Result<&'static dyn Family> {
     if folder.is_mtp_alone() {
         return Err(Error::HeadAlone {
             folder: folder.path().to_owned(),

@@ -62,6 +62,11 @@ pub(crate) fn classify(name: &str) -> Name<'_> {
     Name::Unknown
 }
 
+/// A name of the multi-token-prediction head, without its prefix.
+pub(crate) fn without_mtp(name: &str) -> Option<&str> {
+    MTP.iter().find_map(|prefix| name.strip_prefix(prefix))
+}
+
 /// Whether a name belongs to the language model or its head, whatever its spelling.
 pub(crate) fn is_text(name: &str) -> bool {
     !matches!(classify(name), Name::Vision | Name::Mtp)

@@ -198,6 +198,21 @@ impl GroupWeights {
         self.bits
     }
 
+    /// The numbers: `[out, in * bits / 8]`, u8, as [`new`](Self::new) takes them.
+    pub fn quants(&self) -> &Tensor {
+        &self.quants
+    }
+
+    /// Scales of the groups: `[out, in / group]`.
+    pub fn scales(&self) -> &Tensor {
+        &self.scales
+    }
+
+    /// Biases of the groups, if they have any: `[out, in / group]`, of the type of the scales.
+    pub fn biases(&self) -> Option<&Tensor> {
+        self.biases.as_ref()
+    }
+
     /// Whether both can be packed as one matrix.
     pub(super) fn is_like(&self, other: &Self) -> bool {
         let kind = |x: &Self| {
