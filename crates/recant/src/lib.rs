@@ -29,6 +29,7 @@ mod error;
 mod heads;
 #[cfg(feature = "hub")]
 mod hub;
+mod inspect;
 mod loaded;
 mod quantize;
 mod session;
@@ -46,6 +47,7 @@ pub use chat::{ChatOptions, ChatTemplate, Content, Function, Message, Part, Tool
 pub use error::{Error, Result};
 #[cfg(feature = "hub")]
 pub use hub::{Hub, HubError};
+pub use inspect::{inspect, Layers, Module, ModuleKind, Mtp, Report};
 pub use loaded::{load, load_with, Loaded};
 pub use quantize::quantize;
 pub use recant_core::{CacheOptions, Cancel, Hidden, KvType};

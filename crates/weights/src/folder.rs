@@ -206,6 +206,10 @@ impl Folder {
         self.tensors.iter()
     }
 
+    pub(crate) fn in_name_order(&self) -> &[TensorInfo] {
+        &self.tensors
+    }
+
     /// A SHA-256 in lower-case hexadecimal that tells checkpoints apart.
     ///
     /// It covers every tensor's name, dtype, shape, and its first and last 4 KiB. It does not depend on the

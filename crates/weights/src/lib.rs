@@ -42,6 +42,7 @@
 //! end of a file kills the process. Replacing a file by renaming another over it is safe.
 #![deny(unsafe_code)]
 
+mod describe;
 mod error;
 mod folder;
 mod format;
@@ -58,6 +59,7 @@ mod stored;
 mod unique;
 mod weights;
 
+pub use describe::Described;
 pub use error::{Error, Result};
 pub use folder::{Dtype, Folder, TensorInfo};
 pub use gguf::{Cutting, TokenKind, Vocabulary};

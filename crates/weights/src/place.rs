@@ -48,6 +48,13 @@ impl Folder {
             .collect()
     }
 
+    /// The tensor of a name, if there is one.
+    pub(crate) fn tensor(&self, name: &str) -> Option<&TensorInfo> {
+        let tensors = self.in_name_order();
+        let place = tensors.binary_search_by(|tensor| tensor.name.as_str().cmp(name));
+        Some(&tensors[place.ok()?])
+    }
+
     /// Some rows of a tensor of floats, where all its dimensions but the last one count as one.
     ///
     /// # Shapes

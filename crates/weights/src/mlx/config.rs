@@ -60,6 +60,14 @@ pub(crate) fn entry(folder: &Path, config: &Value, path: &str) -> Result<Option<
     }
 }
 
+/// What `config.json` says of the matrices that it does not name.
+pub(crate) fn global(folder: &Path, config: &Value) -> Result<Option<Entry>> {
+    match quantization(config) {
+        Some((key, Value::Object(own))) => Ok(Some(Entry::Packed(packing(folder, &key, "", own)?))),
+        _ => Ok(None),
+    }
+}
+
 fn packing(folder: &Path, key: &str, path: &str, own: &Map<String, Value>) -> Result<Packing> {
     let refuse = |found: String| Error::Quantized {
         folder: folder.to_owned(),

@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::folder::{Dtype, TensorInfo};
 use crate::Stored;
 
-pub(crate) use config::{check, entry, Entry};
+pub(crate) use config::{check, entry, global, Entry};
 
 /// Ends of the names of a quantized matrix' companions.
 pub(crate) const COMPANIONS: [&str; 3] = [".scales", ".biases", ".global_scale"];
@@ -231,7 +231,7 @@ impl<'a> Parts<'a> {
     }
 
     /// The known ways of packing that have as many words and scales a row.
-    fn possible(self) -> impl Iterator<Item = Packing> {
+    pub(crate) fn possible(self) -> impl Iterator<Item = Packing> {
         let (words, groups) = self.columns();
         let affine = !is(self.scales, "U8");
         let floats = Mode::ALL[1..].iter().map(|mode| (*mode, mode.defaults()));
