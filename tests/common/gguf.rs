@@ -1,4 +1,5 @@
 //! GGUF files written by a test, right or wrong.
+#![allow(dead_code, unreachable_pub)]
 
 /// A value of the metadata.
 #[derive(Debug, Clone)]

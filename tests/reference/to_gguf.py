@@ -9,7 +9,8 @@ vendor/). QUANTIZE is its llama-quantize; without it only tests/golden/gguf is w
 tests/golden/gguf:
   dense-r2.*.gguf, moe-r3.*.gguf, next-r2.*.gguf
                      tiny models of random weights, with 2 and 3 value heads a key head and a multi-token-prediction head
-  *.safetensors      `tokens`, and the `logits` that transformers gives for the model before it was converted
+  *.safetensors      `tokens`, and the logits that transformers gives for the model before it was converted, and with its
+                     weights rounded as in the file
   blocks.safetensors random blocks of some types, and their values as the gguf package reads them
 """
 
@@ -134,16 +135,27 @@ def randomize(model):
             x.copy_(x.half().float())
 
 
+def rounded_to_q8_0(model):
+    """Rounds what the converter rounds. A head's 32 columns are a block, so that it does not matter in which order heads are."""
+    q8_0 = gguf.GGMLQuantizationType.Q8_0
+    with torch.no_grad():
+        for name, x in model.named_parameters():
+            if x.ndim > 1 and not name.endswith(("conv1d.weight", "mlp.gate.weight", "shared_expert_gate.weight")):
+                x.copy_(torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(x.numpy(), q8_0), q8_0)))
+
+
 def write_tiny(llama, name, kinds, *args, **more):
     torch.manual_seed(7)
     model = tiny(*args, **more).float().eval()
     randomize(model)
     tokens = torch.randint(0, 256, (1, 40))
+    made = {"tokens": tokens[0].int()}
     with torch.no_grad():
-        logits = model(tokens).logits[0]
-    save_file({"tokens": tokens[0].int(), "logits": logits.contiguous()}, GOLDEN / f"{name}.safetensors")
+        made["f16"] = model(tokens).logits[0]
     with tempfile.TemporaryDirectory() as folder:
-        folder = pathlib.Path(folder)
+        # Files hold the name of their folder.
+        folder = pathlib.Path(folder) / name
+        folder.mkdir()
         model.save_pretrained(folder)
         state = {k: v.clone() for k, v in transformers.modeling_utils.load_state_dict(folder / "model.safetensors").items()}
         state |= head(state, "model.layers.1.", model.config.hidden_size)
@@ -154,6 +166,11 @@ def write_tiny(llama, name, kinds, *args, **more):
         tiny_tokenizer(folder)
         for kind in kinds:
             convert(llama, folder, GOLDEN / f"{name}.{kind}.gguf", kind, pre="qwen35")
+    if "q8_0" in kinds:
+        rounded_to_q8_0(model)
+        with torch.no_grad():
+            made["q8_0"] = model(tokens).logits[0]
+    save_file({k: v.contiguous() for k, v in made.items()}, GOLDEN / f"{name}.safetensors")
 
 
 def blocks():

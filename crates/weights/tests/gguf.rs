@@ -1,7 +1,6 @@
 //! GGUF files: what metadata and tensors become, and every malformed one named.
 
 #[path = "../../../tests/common/gguf.rs"]
-#[allow(dead_code, unreachable_pub)]
 mod file;
 
 use std::path::{Path, PathBuf};
