@@ -210,7 +210,8 @@ impl Decoder {
         let drafter = &mut line.drafter;
         let hit = store.longest(model, prompt, prompt.len() - 1, &mut |hit| {
             let state = hit.state.drafter.as_ref().map(|state| &state.snapshot);
-            let resumes = |drafter: &mut Box<dyn Drafter>| drafter.resume(&prompt[..=hit.tokens], state).is_ok();
+            let resumes =
+                |drafter: &mut Box<dyn Drafter>| drafter.resume(&prompt[..=hit.tokens], state).is_ok();
             // The state of another drafter is no use to this one; some can do without any.
             caches.fits(&hit.state.caches).is_ok() && drafter.as_mut().is_none_or(resumes)
         })?;
