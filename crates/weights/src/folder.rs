@@ -86,7 +86,7 @@ impl TensorInfo {
     }
 }
 
-/// A checkpoint folder in Hub layout, opened and its headers checked; no tensor data is read yet.
+/// A checkpoint folder in Hub layout, or a model in GGUF, opened and its headers checked; no tensor data is read yet.
 ///
 /// Weight files stay mapped while it lives; see the [crate's note](crate#memory-mapping).
 #[derive(Debug)]
@@ -108,6 +108,9 @@ impl Folder {
     ///
     /// With `model.safetensors.index.json` the index alone says which files are read; others beside it are ignored.
     /// Without it, `model.safetensors` is the whole checkpoint.
+    ///
+    /// A model in GGUF is opened by the path of any of its files, or of a folder without `config.json` that holds one such model
+    /// (`mmproj*.gguf` beside it is not read). Its metadata stand for the JSON files.
     ///
     /// # Errors
     ///
@@ -196,7 +199,7 @@ impl Folder {
         self.tokenizer_config.as_ref()
     }
 
-    /// Where `tokenizer.json` belongs. The file may not exist.
+    /// Where `tokenizer.json` belongs. The file may not exist, and does not where there is a [`vocabulary`](Self::vocabulary).
     pub fn tokenizer_path(&self) -> PathBuf {
         self.path.join("tokenizer.json")
     }

@@ -35,6 +35,28 @@
 //! | nvfp4 | 8-bit groups of 16 | 0.56 | 1.13, or 1.25 with a global scale |
 //! | mxfp8 | bf16, or f32 if a number is too small for it | 1.03 | 2 |
 //!
+//! A [`Folder`] is also a model in GGUF as llama.cpp's converter writes it for `qwen35`, `qwen35moe` and `qwen3next`, in one file
+//! or in parts: [`Folder::config`] is the configuration that the same model has on the Hub, tensors have the same names and
+//! their value heads the same order, and [`Folder::vocabulary`] is its tokenizer. Blocks are taken apart into groups without
+//! rounding, so that a weight is bit for bit what the type's definition gives in f32. Bytes a weight:
+//!
+//! | GGUF | handed out as | in the file | here |
+//! |---|---|---|---|
+//! | F32, F16, BF16 | as they are | 4, 2, 2 | 4, 2, 2 |
+//! | Q8_0 | 8-bit groups of 32, f16 scales | 1.06 | 1.06 |
+//! | Q4_0, Q4_1 | 4-bit groups of 32, f16 scales | 0.56, 0.63 | 0.56, 0.63 |
+//! | Q5_0, Q5_1 | 8-bit groups of 32, f16 scales | 0.69, 0.75 | 1.06, 1.13 |
+//! | Q4_K | 4-bit groups of 32, f32 scales and biases | 0.56 | 0.75 |
+//! | Q5_K | 8-bit groups of 32, f32 scales and biases | 0.69 | 1.25 |
+//! | Q6_K | 8-bit groups of 16, f32 scales | 0.82 | 1.25 |
+//! | Q3_K | 4-bit groups of 16, f32 scales | 0.43 | 0.75 |
+//! | Q2_K | 4-bit groups of 16, f32 scales and biases | 0.33 | 1 |
+//! | IQ4_NL | 8-bit groups of 32, f16 scales | 0.56 | 1.06 |
+//! | IQ4_XS | 8-bit groups of 32, f32 scales | 0.53 | 1.13 |
+//! | MXFP4 | 8-bit groups of 32, bf16 scales | 0.53 | 1.06 |
+//!
+//! Other types are refused by name before any tensor is read.
+//!
 //! # Memory mapping
 //!
 //! Weight files are mapped, not read, and stay mapped while the [`Folder`] lives. **A weight file must not be changed

@@ -127,7 +127,7 @@ fn described(value: &Value) -> String {
 
 /// What the metadata says of a model's blocks.
 pub(super) struct Model {
-    architecture: &'static str,
+    pub(super) architecture: &'static str,
     model_type: &'static str,
     /// Blocks before those of a multi-token-prediction head.
     pub(super) trunk: usize,

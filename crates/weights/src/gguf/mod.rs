@@ -27,7 +27,7 @@ use candle_core::{DType, Tensor};
 use memmap2::Mmap;
 use serde_json::Value as Json;
 
-use crate::error::{Error, Result};
+use crate::error::{count, list, Error, Result};
 use crate::folder::{Dtype, TensorInfo};
 use crate::{mapping, Stored};
 pub(crate) use config::Metadata;
@@ -135,10 +135,17 @@ fn sorted_names(path: &Path, tensors: &[TensorInfo], model: &Model) -> Result<Na
     }
     let names = Names::sort(&all, model.trunk, model.blocks);
     if names.unknown.is_empty() {
-        Ok(names)
-    } else {
-        Err(vocabulary::unknown_names(path, &names.unknown))
+        return Ok(names);
     }
+    Err(Error::names(
+        path,
+        format!(
+            "{} in no known naming: {}; expected the names of llama.cpp's converter for {}",
+            count(names.unknown.len(), "tensor"),
+            list(&names.unknown),
+            model.architecture
+        ),
+    ))
 }
 
 fn facts(metadata: Metadata<'_>, path: &Path, tensors: &[TensorInfo], names: &Names) -> Result<Facts> {

@@ -4,7 +4,7 @@ use serde_json::{json, Map, Value as Json};
 
 use super::config::Metadata;
 use super::header::Kind;
-use crate::error::{clipped, Error, Result};
+use crate::error::Result;
 use crate::Folder;
 
 const MODEL: &str = "tokenizer.ggml.model";
@@ -194,16 +194,4 @@ pub(super) fn tokenizer_config(metadata: Metadata<'_>) -> Result<Json> {
         config.insert("chat_template".to_owned(), templates.into());
     }
     Ok(config.into())
-}
-
-/// Names that mean nothing here, as an error.
-pub(super) fn unknown_names(file: &std::path::Path, names: &[String]) -> Error {
-    Error::names(
-        file,
-        format!(
-            "{} of names that are not known here: {}; expected those of llama.cpp's converter for this architecture",
-            crate::error::count(names.len(), "tensor"),
-            clipped(&crate::error::list(names))
-        ),
-    )
 }
