@@ -22,8 +22,10 @@ use crate::weights::Weights;
 
 const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
-/// Longest JSON file read, in bytes.
-const MAX_JSON: u64 = 100_000_000;
+/// Longest index read, in bytes: the limit of a header, which holds more of each tensor.
+const MAX_INDEX: u64 = 100_000_000;
+/// Longest configuration read, in bytes. As a tree of values it can take a hundred times that in memory.
+const MAX_CONFIG: u64 = 16 << 20;
 /// Bytes hashed at each end of a tensor.
 const SAMPLE: usize = 4096;
 
@@ -281,7 +283,7 @@ impl Folder {
 
     fn read_headers(&mut self) -> Result<()> {
         let index_path = self.path.join(INDEX);
-        if let Some(text) = read(&index_path)? {
+        if let Some(text) = read(&index_path, MAX_INDEX)? {
             let index = Index::parse(&index_path, &text)?;
             let missing: Vec<String> = index
                 .shards()
@@ -344,21 +346,21 @@ fn gguf_file(path: &Path) -> Result<Option<PathBuf>> {
     Ok(None)
 }
 
-/// A file's bytes, or None where there is no such file.
-fn read(path: &Path) -> Result<Option<Vec<u8>>> {
+/// A file's bytes, `most` of them, or None where there is no such file.
+fn read(path: &Path, most: u64) -> Result<Option<Vec<u8>>> {
     let file = match File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(Error::io(path, error)),
     };
     let mut text = Vec::new();
-    file.take(MAX_JSON + 1)
+    file.take(most + 1)
         .read_to_end(&mut text)
         .map_err(|error| Error::io(path, error))?;
-    if text.len() as u64 > MAX_JSON {
+    if text.len() as u64 > most {
         return Err(Error::json(
             path,
-            &format!("at most {MAX_JSON} bytes of JSON"),
+            &format!("at most {most} bytes of JSON"),
             "a longer file",
         ));
     }
@@ -377,7 +379,7 @@ fn parse_object(path: &Path, text: &[u8]) -> Result<Option<Value>> {
 
 /// A JSON object from a file that may be absent; None for that and for `null`.
 fn read_optional(path: &Path) -> Result<Option<Value>> {
-    match read(path)? {
+    match read(path, MAX_CONFIG)? {
         Some(text) => parse_object(path, &text),
         None => Ok(None),
     }

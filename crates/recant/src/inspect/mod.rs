@@ -3,6 +3,8 @@
 mod kind;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use recant_layers::{Config, LayerKind};
@@ -27,6 +29,8 @@ const HEAD: [&str; 10] = [
     "pre_fc_norm_embedding.weight",
     "pre_fc_norm_hidden.weight",
 ];
+/// Most of a configuration that is looked at where its checkpoint cannot be opened.
+const MAX_CONFIG: u64 = 1 << 20;
 /// Most layers that a refusal names.
 const SHOWN: usize = 8;
 
@@ -181,7 +185,12 @@ impl Report {
 
     /// What a configuration says of itself where nothing else can be read.
     fn read_bare_config(&mut self, path: &Path) {
-        let text = std::fs::read(path.join("config.json")).unwrap_or_default();
+        let read = || {
+            let mut text = Vec::new();
+            let file = File::open(path.join("config.json"))?;
+            file.take(MAX_CONFIG).read_to_end(&mut text).map(|_| text)
+        };
+        let text = read().unwrap_or_default();
         let config: Value = serde_json::from_slice(&text).unwrap_or_default();
         self.model_type = config["model_type"].as_str().map(str::to_owned);
     }

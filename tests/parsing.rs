@@ -1,0 +1,355 @@
+//! Files that are damaged or made to do harm: reading them panics nowhere, and asks for no more memory than a small multiple of
+//! their size, whatever they promise.
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::path::Path;
+
+use common::{tiny, Result};
+use proptest::prelude::*;
+use recant::candle::{DType, Device, Tensor};
+use recant::core::persist::{self, CacheFile};
+use recant::core::{CacheOptions, Rows, Segment};
+use serde_json::json;
+use tempfile::TempDir;
+
+/// Most bytes asked for at a time, for each byte of a file. A number in JSON takes two bytes in a file and dozens in memory,
+/// more while a list of them grows.
+const FACTOR: usize = 100;
+/// What takes memory whatever is read: names of folders, messages, a few tables.
+const BASE: usize = 256 << 10;
+
+thread_local!(static LIVE: Cell<[isize; 2]> = const { Cell::new([0; 2]) });
+
+/// The system's allocator, with a count of the bytes that are in use on each thread, and of the most that were.
+struct Counting;
+
+fn count(change: isize) {
+    let [live, most] = LIVE.get();
+    LIVE.set([live + change, most.max(live + change)]);
+}
+
+// SAFETY: every call goes to the system's allocator as it came; counting asks for no memory.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout.size() as isize);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count(layout.size() as isize);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // Both can be there for a while.
+        count(size as isize);
+        count(-(layout.size() as isize));
+        // SAFETY: the caller's promise.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        count(-(layout.size() as isize));
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// The most bytes in use while `task` ran, above those before it.
+fn most(task: impl FnOnce()) -> usize {
+    LIVE.set([0; 2]);
+    task();
+    LIVE.get()[1] as usize
+}
+
+#[track_caller]
+fn bounded(what: &str, size: usize, task: impl FnOnce()) {
+    let most = most(task);
+    let bound = BASE + FACTOR * size;
+    assert!(
+        most <= bound,
+        "{what}: {most} bytes in use for {size} in files, {} expected at most",
+        bound
+    );
+}
+
+/// The files that are read of a checkpoint, all small and right.
+fn files() -> Vec<(&'static str, Vec<u8>)> {
+    let config = common::seeded::dense(|_| {}).to_string().into_bytes();
+    let tensors = [
+        ("model.language_model.norm.weight", vec![4]),
+        (
+            "model.language_model.layers.0.linear_attn.conv1d.weight",
+            vec![6, 1, 4],
+        ),
+        ("mtp.fc.weight", vec![2, 4]),
+    ];
+    let tensors = tensors.map(|(name, shape)| {
+        let zeros = Tensor::zeros(shape, DType::BF16, &Device::Cpu).expect("zeros");
+        (name, zeros)
+    });
+    let weights = safetensors::serialize(tensors.iter().map(|(name, tensor)| (*name, tensor)), None);
+    let map = tensors
+        .iter()
+        .map(|(name, _)| ((*name).to_owned(), json!("weights.safetensors")));
+    let index = json!({"weight_map": map.collect::<serde_json::Map<_, _>>()});
+    vec![
+        ("config.json", config),
+        ("generation_config.json", b"{\"eos_token_id\": [1, 2]}".to_vec()),
+        ("model.safetensors.index.json", index.to_string().into_bytes()),
+        ("weights.safetensors", weights.expect("a file")),
+    ]
+}
+
+fn write(dir: &Path, files: &[(&str, Vec<u8>)]) -> usize {
+    let write = |(name, bytes): &(&str, Vec<u8>)| {
+        std::fs::write(dir.join(name), bytes).expect("written");
+        bytes.len()
+    };
+    files.iter().map(write).sum()
+}
+
+/// Reads whatever there is to read in a folder.
+fn read(what: &str, files: &[(&str, Vec<u8>)]) {
+    let dir = TempDir::new().expect("a folder");
+    let size = write(dir.path(), files);
+    bounded(what, size, || {
+        recant::inspect(dir.path());
+    });
+}
+
+/// A cache of a few tokens, saved.
+fn cache_file() -> Result<Vec<u8>> {
+    let model = tiny(|_| {})?;
+    let mut caches = model.new_caches(&CacheOptions::default())?;
+    let tokens = [3, 1, 4];
+    model.forward(&mut [Segment::new(&tokens, &mut caches, Rows::None)])?;
+    let dir = TempDir::new()?;
+    let path = dir.path().join("cache");
+    persist::save(&path, &caches, &tokens)?;
+    Ok(std::fs::read(path)?)
+}
+
+fn read_cache(what: &str, bytes: &[u8]) {
+    let dir = TempDir::new().expect("a folder");
+    let path = dir.path().join("cache");
+    std::fs::write(&path, bytes).expect("written");
+    bounded(what, bytes.len(), || {
+        let _ = CacheFile::read(&path);
+    });
+}
+
+/// A safetensors file of a header that may promise anything.
+fn safetensors_of(length: u64, header: &str) -> Vec<u8> {
+    [&length.to_le_bytes(), header.as_bytes()].concat()
+}
+
+#[test]
+fn what_is_right_is_read() -> Result<()> {
+    let dir = TempDir::new()?;
+    write(dir.path(), &files());
+    let report = recant::inspect(dir.path());
+    assert_eq!(report.parameters, 4 + 24, "{:?}", report.refusals);
+    assert_eq!(report.family.as_deref(), Some("qwen3_5"));
+    let path = dir.path().join("cache");
+    std::fs::write(&path, cache_file()?)?;
+    assert_eq!(CacheFile::read(&path)?.tokens, [3, 1, 4]);
+    Ok(())
+}
+
+#[test]
+fn a_promise_of_gigabytes_in_a_small_file_asks_for_none() -> Result<()> {
+    let tera = 1_u64 << 40;
+    let header = json!({"a": {"dtype": "F32", "shape": [tera], "data_offsets": [0, 4 * tera]}}).to_string();
+    let config = files().remove(0);
+    for (what, weights) in [
+        (
+            "a header of 30 GB",
+            safetensors_of(30_000_000_000, &" ".repeat(1000)),
+        ),
+        ("a header of 99 MB", safetensors_of(99_000_000, &" ".repeat(1000))),
+        ("a tensor of 4 TB", safetensors_of(header.len() as u64, &header)),
+    ] {
+        read(what, &[config.clone(), ("model.safetensors", weights.clone())]);
+        read_cache(what, &weights);
+    }
+    // Tensors, fields, and elements of a list, by the billion.
+    for (what, tensors, fields) in [("tensors", tera, 0), ("fields", 0, tera)] {
+        let mut gguf = b"GGUF\x03\0\0\0".to_vec();
+        gguf.extend(tensors.to_le_bytes());
+        gguf.extend(fields.to_le_bytes());
+        gguf.resize(1000, 0);
+        read(what, &[("model.gguf", gguf)]);
+    }
+    let mut list = b"GGUF\x03\0\0\0".to_vec();
+    list.extend(0_u64.to_le_bytes());
+    list.extend(1_u64.to_le_bytes());
+    list.extend(1_u64.to_le_bytes());
+    list.extend(b"k");
+    // A list of bytes.
+    list.extend(9_u32.to_le_bytes());
+    list.extend(0_u32.to_le_bytes());
+    list.extend(tera.to_le_bytes());
+    read("a list", &[("model.gguf", list)]);
+
+    // A cache file that claims billions of layers, of tokens, and of parts.
+    let whole = cache_file()?;
+    for (from, to) in [
+        ("\"layers\":\"4\"", "\"layers\":\"9\""),
+        (".len\":\"3\"", ".len\":\"9\""),
+    ] {
+        let text: Vec<u8> = whole.clone();
+        let place = text.windows(from.len()).position(|part| part == from.as_bytes());
+        let place = place.ok_or(from)?;
+        let mut changed = text;
+        changed.splice(place..place + from.len(), to.bytes());
+        read_cache(from, &changed);
+    }
+    Ok(())
+}
+
+#[test]
+fn what_is_short_in_a_file_and_long_in_memory_stays_a_small_multiple() {
+    let size = 300_000;
+    let filled = |open: &str, item: &str, close: &str| {
+        let items = vec![item; size / (item.len() + 1)].join(",");
+        format!("{open}{items}{close}")
+    };
+    let distinct: Vec<String> = (0..size / 12).map(|i| format!("\"{i:x}\":0")).collect();
+    let shards: Vec<String> = (0..size / 24)
+        .map(|i| format!("\"{i:x}\":\"{i:x}.st\""))
+        .collect();
+    let empty: Vec<String> = (0..size / 60)
+        .map(|i| format!("\"{i:x}\":{{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]}}"))
+        .collect();
+    let texts = [
+        filled("{\"layer_types\":[", "0", "]}"),
+        filled("{\"layer_types\":[", "[]", "]}"),
+        filled("{\"layer_types\":[", "{}", "]}"),
+        filled("{\"eos_token_id\":[", "1", "]}"),
+        filled("{\"a\":[", "\"\"", "]}"),
+        format!("{{{}}}", distinct.join(",")),
+        format!("{{\"weight_map\":{{{}}}}}", shards.join(",")),
+        format!("{{{}}}", empty.join(",")),
+        format!("{{\"a\":{}{}}}", "[".repeat(size / 2), "]".repeat(size / 2)),
+        format!("{{\"a\":\"{}\"}}", "\\u0001".repeat(size / 6)),
+        format!("{{\"{}\":0}}", "x".repeat(size)),
+    ];
+    for text in texts {
+        let what = text[..40].to_owned();
+        let bytes = text.clone().into_bytes();
+        for place in 0..3 {
+            let mut files = files();
+            files[place].1 = bytes.clone();
+            read(&what, &files);
+        }
+        let weights = safetensors_of(text.len() as u64, &text);
+        read_cache(&what, &weights);
+        let mut files = files();
+        files[3].1 = weights;
+        read(&what, &files);
+    }
+}
+
+#[test]
+fn a_configuration_that_is_far_too_long_is_not_parsed() -> Result<()> {
+    let dir = TempDir::new()?;
+    let mut files = files();
+    files[0].1.resize(17 << 20, b' ');
+    write(dir.path(), &files);
+    let mut report = None;
+    let most = most(|| report = Some(recant::inspect(dir.path())));
+    let refusals = report.ok_or("no report")?.refusals;
+    assert!(refusals[0].contains("at most 16777216 bytes"), "{refusals:?}");
+    assert!(most < 64 << 20, "{most}");
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn any_bytes_in_the_place_of_any_file_are_read_without_a_panic(
+        bytes in prop::collection::vec(any::<u8>(), 0..300),
+        place in 0..4_usize,
+        framed in any::<bool>(),
+    ) {
+        let mut files = files();
+        let bytes = match framed {
+            true => [&(bytes.len() as u64).to_le_bytes(), bytes.as_slice()].concat(),
+            false => bytes,
+        };
+        read_cache("bytes", &bytes);
+        files[place].1 = bytes;
+        read("bytes", &files);
+    }
+
+    #[test]
+    fn any_change_of_right_files_is_read_without_a_panic(
+        changes in prop::collection::vec((0..4_usize, any::<prop::sample::Index>(), any::<u8>()), 1..6),
+        cut in prop::option::of((0..4_usize, any::<prop::sample::Index>())),
+    ) {
+        let mut files = files();
+        for (file, place, byte) in changes {
+            let bytes = &mut files[file].1;
+            let place = place.index(bytes.len());
+            bytes[place] = byte;
+        }
+        if let Some((file, place)) = cut {
+            let bytes = &mut files[file].1;
+            bytes.truncate(place.index(bytes.len()));
+        }
+        read("changed", &files);
+    }
+
+    /// Numbers and words in the place of others, which changes of single bytes seldom make.
+    #[test]
+    fn any_value_in_the_place_of_another_is_read_without_a_panic(
+        value in prop::sample::select(vec![
+            "null", "true", "-1", "0", "1", "3", "1e9", "18446744073709551615", "1e400", "\"\"", "\"full_attention\"", "[]", "{}",
+            "[[1]]", "0.5",
+        ]),
+        place in any::<prop::sample::Index>(),
+        file in 0..3_usize,
+    ) {
+        let mut files = files();
+        let text = String::from_utf8(files[file].1.clone()).expect("JSON");
+        let starts: Vec<usize> = text.match_indices(':').map(|(at, _)| at + 1).collect();
+        let start = starts[place.index(starts.len())];
+        let rest = &text[start..];
+        let end = rest.find([',', '}']).unwrap_or(rest.len());
+        files[file].1 = format!("{}{value}{}", &text[..start], &rest[end..]).into_bytes();
+        read("another value", &files);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    #[test]
+    fn any_change_of_a_cache_file_is_read_without_a_panic(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+        cut in prop::option::of(any::<prop::sample::Index>()),
+    ) {
+        let mut bytes = CACHE.with(Clone::clone);
+        // Most bytes are numbers of the arrays; what can go wrong stands before them.
+        let head = bytes.len().min(4000);
+        for (place, byte) in changes {
+            bytes[place.index(head)] = byte;
+        }
+        if let Some(cut) = cut {
+            bytes.truncate(cut.index(bytes.len()));
+        }
+        read_cache("changed", &bytes);
+    }
+}
+
+thread_local!(static CACHE: Vec<u8> = cache_file().expect("a cache file"));
