@@ -313,66 +313,63 @@ fn every_family_has_the_same_bits_in_the_layout_of_mlx() -> Result<()> {
     Ok(())
 }
 
-/// ollama#15744 (C050) and imp#1282 (C049): routers, shared gates, stacked experts, fused projections and embeddings that are
-/// heads, each in every packing, named in the configuration or not.
-#[test]
-fn c049_c050_every_matrix_of_every_family_may_be_packed_in_every_way() -> Result<()> {
-    for config in families() {
-        let tensors = converted(&tensors(&config)?)?;
-        let shift: usize = config["model_type"].as_str().map_or(0, str::len);
-        let mut rng = Rng(11);
-        let (mut file, mut wide) = (Tensors::new(), Tensors::new());
-        let mut quantization = json!({"group_size": 16, "bits": 4, "mode": "nvfp4"});
-        let mut used = 0;
-        for (name, tensor) in &tensors {
-            let features = tensor.dims()[tensor.rank() - 1];
-            let path = name.strip_suffix(".weight");
-            let (Some(path), true) = (path, tensor.rank() > 1 && !name.contains("conv1d")) else {
-                file.insert(name.clone(), tensor.clone());
-                wide.insert(name.clone(), tensor.clone());
-                continue;
-            };
-            used += 1;
-            let packing = PACKINGS[(used + shift) % PACKINGS.len()];
-            if features % packing.2 != 0 {
-                file.insert(name.clone(), tensor.clone());
-                wide.insert(name.clone(), tensor.clone());
-                continue;
-            }
-            let (parts, numbers) = packed(tensor.dims(), packing, &mut rng)?;
-            for (end, part) in parts {
-                file.insert(format!("{path}.{end}"), part);
-            }
-            wide.insert(name.clone(), numbers);
-            let module = match path {
-                "lm_head" => "language_model.lm_head".to_owned(),
-                path => format!("language_model.model.{path}"),
-            };
-            let (mode, bits, group) = packing;
-            quantization[module] = match mode {
-                // Shapes alone say so.
-                _ if used % 3 == 0 => continue,
+/// A model as MLX converts it, the matrices that are `wanted` packed in turn in every way and two of three of them named in the
+/// configuration; one of the same numbers in f32; and how many are packed.
+fn conversions(config: &Value, wanted: impl Fn(&str) -> bool) -> Result<(TempDir, TempDir, usize)> {
+    let mut rng = Rng(11);
+    let (mut file, mut wide) = (Tensors::new(), Tensors::new());
+    let mut quantization = json!({"group_size": 16, "bits": 4, "mode": "nvfp4"});
+    // Not the same packing for the same matrix of another family.
+    let first = config["model_type"].as_str().map_or(0, str::len);
+    let mut used = 0;
+    for (name, tensor) in converted(&tensors(config)?)? {
+        let shape = tensor.dims().to_vec();
+        let packing = PACKINGS[(used + first) % PACKINGS.len()];
+        let matrix = shape.len() > 1 && !name.contains("conv1d") && shape[shape.len() - 1] % packing.2 == 0;
+        let name = match name.starts_with("lm_head") {
+            true => format!("language_model.{name}"),
+            false => format!("language_model.model.{name}"),
+        };
+        let path = name.strip_suffix(".weight").filter(|_| matrix && wanted(&name));
+        let Some(path) = path else {
+            file.insert(name.clone(), tensor.clone());
+            wide.insert(name, tensor);
+            continue;
+        };
+        let (parts, numbers) = packed(&shape, packing, &mut rng)?;
+        file.extend(
+            parts
+                .into_iter()
+                .map(|(end, part)| (format!("{path}.{end}"), part)),
+        );
+        let (mode, bits, group) = packing;
+        if used % 3 != 0 {
+            quantization[path] = match mode {
+                // Without a mode it is affine, whatever the others are.
                 "affine" => json!({"group_size": group, "bits": bits}),
                 "global" => json!({"group_size": group, "bits": bits, "mode": "nvfp4", "global_scale": true}),
                 mode => json!({"group_size": group, "bits": bits, "mode": mode}),
             };
         }
+        used += 1;
+        wide.insert(name, numbers);
+    }
+    let mut own = config.clone();
+    own["quantization"] = quantization.clone();
+    own["quantization_config"] = quantization;
+    let (packed, floats) = (TempDir::new()?, TempDir::new()?);
+    write(packed.path(), &own, &file)?;
+    write(floats.path(), config, &wide)?;
+    Ok((packed, floats, used))
+}
+
+/// ollama#15744 (C050) and imp#1282 (C049): routers, shared gates, stacked experts, fused projections and embeddings that are
+/// heads, each in every packing, named in the configuration or not.
+#[test]
+fn c049_c050_every_matrix_of_every_family_may_be_packed_in_every_way() -> Result<()> {
+    for config in families() {
+        let (packed, wide, used) = conversions(&config, |_| true)?;
         assert!(used > 20, "{used} matrices");
-        let put = |tensors: &Tensors, config: &Value| -> Result<TempDir> {
-            let dir = TempDir::new()?;
-            let named: Tensors = tensors
-                .iter()
-                .map(|(name, tensor)| {
-                    let prefix = if name.starts_with("lm_head") { "" } else { "model." };
-                    (format!("language_model.{prefix}{name}"), tensor.clone())
-                })
-                .collect();
-            write(dir.path(), config, &named)?;
-            Ok(dir)
-        };
-        let mut own = config.clone();
-        own["quantization"] = quantization.clone();
-        own["quantization_config"] = quantization;
         let run = |dir: &TempDir| -> Result<Tensor> {
             let model = model(dir.path(), &in_full())?;
             let tokens: Vec<u32> = (0..40).map(|i| (7 * i + 3) % 250).collect();
@@ -380,15 +377,33 @@ fn c049_c050_every_matrix_of_every_family_may_be_packed_in_every_way() -> Result
             let output = model.forward(&mut [Segment::new(&tokens, &mut caches, Rows::All)])?;
             Ok(output.segments[0].logits()?.clone())
         };
-        let (found, want) = (run(&put(&file, &own)?)?, run(&put(&wide, &config)?)?);
+        let (found, want) = (run(&packed)?, run(&wide)?);
         let row = floats(&want.get(39)?)?;
         let spread =
             row.iter().copied().fold(f32::MIN, f32::max) - row.iter().copied().fold(f32::MAX, f32::min);
         assert!(spread > 0.1, "{}: logits of one size", config["model_type"]);
         let apart = relative_error(&found, &want)?;
         println!("{}: {used} matrices, {apart:e} apart", config["model_type"]);
-        // Seen: 9e-6. What is packed is what is compared with; only the order of sums differs.
-        assert!(apart < 3e-5, "{}: {apart}", config["model_type"]);
+        // Seen: 4e-5. Both are the same numbers, but sums of affine cancel what its biases are for.
+        assert!(apart < 2e-4, "{}: {apart}", config["model_type"]);
+    }
+    Ok(())
+}
+
+#[test]
+fn what_meets_packed_gates_and_routers_is_not_rounded() -> Result<()> {
+    let gates = [
+        "mlp.gate.",
+        "shared_expert_gate.",
+        "in_proj_a.",
+        "in_proj_b.",
+        "in_proj_ba.",
+    ];
+    for config in families() {
+        let (packed, ..) = conversions(&config, |name| gates.iter().any(|gate| name.contains(gate)))?;
+        let rounded = logits(&model(packed.path(), &LoadOptions::default())?)?;
+        let full = logits(&model(packed.path(), &in_full())?)?;
+        assert!(rounded == full, "{}", config["model_type"]);
     }
     Ok(())
 }

@@ -162,7 +162,7 @@ impl Matrix<'_> {
             .iter()
             .map(|bytes| f32::from_le_bytes(*bytes) / GLOBAL)
             .collect();
-        let per_matrix = self.scales.len() / factors.len();
+        let per_matrix = self.scales.len() / factors.len().max(1);
         if let Some(at) = factors.iter().position(|factor| !factor.is_finite()) {
             return Err(Damage::Value(format!(
                 "the `global_scale` of matrix {at} is no number; the checkpoint is damaged"
