@@ -19,18 +19,33 @@ pub(crate) enum Entry {
 }
 
 impl Entry {
-    /// Refuses a matrix that is packed otherwise.
-    pub(crate) fn check(self, parts: Parts<'_>, found: Packing) -> Result<()> {
+    /// Refuses a matrix that cannot be what is said, whatever the length of its rows.
+    fn allows(self, parts: Parts<'_>) -> Result<()> {
         match self {
-            Self::Packed(said) if said == found => Ok(()),
-            Self::Packed(said) => Err(refused(
+            Self::Packed(said) if !parts.can_be(said) => Err(refused(
                 parts.weight,
-                &format!("config.json says that it is {said}, but its shapes are those of {found}"),
+                &format!(
+                    "config.json says that it is {said}, which the shapes of its words {:?} and {} scales {:?} are not",
+                    parts.weight.shape, parts.scales.dtype, parts.scales.shape
+                ),
             )),
+            Self::Packed(_) => Ok(()),
             Self::Plain => Err(refused(
                 parts.scales,
                 "config.json says that its matrix is not quantized, but here are its scales",
             )),
+        }
+    }
+
+    /// Refuses a matrix that is packed otherwise.
+    pub(crate) fn check(self, parts: Parts<'_>, found: Packing) -> Result<()> {
+        self.allows(parts)?;
+        match self {
+            Self::Packed(said) if said != found => Err(refused(
+                parts.weight,
+                &format!("config.json says that it is {said}, but its shapes are those of {found}"),
+            )),
+            _ => Ok(()),
         }
     }
 }
@@ -116,23 +131,8 @@ pub(crate) fn check(folder: &Path, config: &Value, tensors: &[&TensorInfo]) -> R
                 continue;
             };
             parts.check()?;
-            match entry(folder, config, path)? {
-                Some(Entry::Packed(said)) if !parts.can_be(said) => {
-                    return Err(refused(
-                        parts.weight,
-                        &format!(
-                            "config.json says that it is {said}, which the shapes of its words {:?} and {} scales {:?} are not",
-                            parts.weight.shape, parts.scales.dtype, parts.scales.shape
-                        ),
-                    ))
-                }
-                Some(Entry::Plain) => {
-                    return Err(refused(
-                        parts.scales,
-                        "config.json says that its matrix is not quantized, but here are its scales",
-                    ))
-                }
-                _ => {}
+            if let Some(entry) = entry(folder, config, path)? {
+                entry.allows(parts)?;
             }
             continue;
         }
