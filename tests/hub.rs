@@ -259,7 +259,7 @@ fn what_a_model_needs_is_fetched_whole_and_nothing_else() -> Result<()> {
         .all(|pair| pair[0].0 <= pair[1].0 && pair[1].0 <= pair[1].1));
     assert!(told.len() > 20, "told {} times", told.len());
     let model = recant::load(folder)?;
-    assert!(model.text().encode("hello")?.len() > 0);
+    assert!(!model.text().encode("hello")?.is_empty());
     Ok(())
 }
 

@@ -45,8 +45,8 @@ pub(super) struct Unit<'a> {
     pub(super) mtp: bool,
     pub(super) shape: Vec<usize>,
     pub(super) form: Form,
-    /// The rows it is made of, in order.
-    pub(super) pieces: Vec<(&'a TensorInfo, Range<usize>)>,
+    /// The rows it is made of.
+    pub(super) pieces: Pieces<'a>,
 }
 
 /// Everything to write.
@@ -54,6 +54,10 @@ pub(super) struct Plan<'a> {
     pub(super) units: Vec<Unit<'a>>,
 }
 
+/// Rows of tensors, in order.
+type Pieces<'a> = Vec<(&'a TensorInfo, Range<usize>)>;
+/// A shape, and the rows that fill it.
+type Stack<'a> = (Vec<usize>, Pieces<'a>);
 /// Tensors of the model, or of its head, by canonical name.
 type Named<'a> = BTreeMap<&'a str, &'a TensorInfo>;
 
@@ -177,7 +181,7 @@ impl<'a> Planner<'a> {
     fn experts(&self, mixture: &str, units: &mut Vec<Unit<'a>>) -> Result<()> {
         let prefix = format!("{mixture}.experts.");
         let fused = |name: &str| self.named.get(format!("{prefix}{name}").as_str()).copied();
-        let stacks: Vec<(Vec<usize>, Vec<_>)> = if let Some(gate_up) = fused("gate_up_proj") {
+        let stacks: Vec<Stack<'a>> = if let Some(gate_up) = fused("gate_up_proj") {
             let down =
                 fused("down_proj").ok_or_else(|| self.refuse(&format!("there is no {prefix}down_proj")))?;
             let [experts, rows, hidden] = gate_up.shape[..] else {
@@ -220,11 +224,7 @@ impl<'a> Planner<'a> {
     }
 
     /// One projection of experts that are stored each on its own.
-    fn stack(
-        &self,
-        prefix: &str,
-        names: &[&str; 2],
-    ) -> Result<(Vec<usize>, Vec<(&'a TensorInfo, Range<usize>)>)> {
+    fn stack(&self, prefix: &str, names: &[&str; 2]) -> Result<Stack<'a>> {
         let find = |e: usize| {
             let mut spelled = names.iter().map(|name| format!("{prefix}{e}.{name}.weight"));
             spelled.find_map(|name| self.named.get(name.as_str()).copied())
@@ -258,13 +258,7 @@ impl<'a> Planner<'a> {
         Ok((stacked, pieces.collect()))
     }
 
-    fn unit(
-        &self,
-        name: String,
-        shape: Vec<usize>,
-        rounded: bool,
-        pieces: Vec<(&'a TensorInfo, Range<usize>)>,
-    ) -> Result<Unit<'a>> {
+    fn unit(&self, name: String, shape: Vec<usize>, rounded: bool, pieces: Pieces<'a>) -> Result<Unit<'a>> {
         let mut dtypes = Vec::new();
         for (tensor, _) in &pieces {
             dtypes.push(match tensor.dtype {
