@@ -271,6 +271,27 @@ fn a_tensor_of_another_shape_is_named_as_the_file_names_it() {
 }
 
 #[test]
+fn shapes_that_no_tensor_has_are_refused() {
+    let mut file = File::model();
+    file.tensors
+        .push(file::Spec::f32("blk.0.ffn_gate_inp_shexp.weight", &[8], |_| 0.5));
+    let (_dir, folder) = open(&file);
+    let mut weights = folder.weights().unwrap();
+    for shape in [&[][..], &[0], &[usize::MAX, 2], &[1, 1, 1, 1, 1]] {
+        for name in [
+            "mlp.shared_expert_gate.weight",
+            "linear_attn.A_log",
+            "linear_attn.conv1d.weight",
+        ] {
+            says(&weights.take(&format!("layers.0.{name}"), shape), &["blk.0."]);
+        }
+    }
+    weights
+        .take("layers.0.mlp.shared_expert_gate.weight", &[1, 8])
+        .unwrap();
+}
+
+#[test]
 fn a_tensor_that_fits_the_heads_of_no_metadata_is_refused() {
     let mut file = File::model();
     file.set("qwen35.ssm.group_count", Value::U32(2));

@@ -28,21 +28,10 @@ pub(super) enum Order {
     },
 }
 
-impl Order {
-    /// Whether it makes `rows` rows of `width` out of so many rows in the file.
-    pub(super) fn fits(&self, [rows, width]: [usize; 2], in_file: usize) -> bool {
-        match self {
-            Self::AsStored => rows <= in_file,
-            Self::Rows(order) => order.len() == rows && order.iter().all(|row| *row < in_file),
-            Self::Columns { width: run, runs } => rows <= in_file && run * runs.len() == width,
-        }
-    }
-}
-
 impl Heads {
     /// Rows of q and k together.
     fn fixed(&self) -> usize {
-        2 * self.keys * self.key_dim
+        self.keys.saturating_mul(self.key_dim).saturating_mul(2)
     }
 
     /// Where the file keeps value head `head`.
@@ -55,47 +44,51 @@ impl Heads {
         self.dealt && self.keys != self.values
     }
 
-    /// The rows of a matrix whose last rows are value heads of `width` rows each, behind `before` others.
-    fn rows(&self, before: usize, width: usize) -> Order {
+    /// Of a matrix of so many rows, of which the last are value heads of `width` each behind `before` others. None if they are
+    /// not: an order is never longer than the matrix that it is for.
+    fn ordered(&self, rows: usize, before: usize, width: usize) -> Option<Order> {
         if !self.is_moved() {
-            return Order::AsStored;
+            return Some(Order::AsStored);
+        }
+        if self.values.saturating_mul(width).saturating_add(before) != rows {
+            return None;
         }
         let heads = (0..self.values)
             .flat_map(|head| (0..width).map(move |row| before + self.slot(head) * width + row));
-        Order::Rows((0..before).chain(heads).collect())
+        Some(Order::Rows((0..before).chain(heads).collect()))
     }
 
     /// Rows of the queries, keys and values, of the convolution's channels too.
-    pub(super) fn channel_rows(&self) -> Order {
-        self.rows(self.fixed(), self.value_dim)
+    pub(super) fn channel_rows(&self, rows: usize) -> Option<Order> {
+        self.ordered(rows, self.fixed(), self.value_dim)
     }
 
     /// Rows of the output gate.
-    pub(super) fn value_rows(&self) -> Order {
-        self.rows(0, self.value_dim)
+    pub(super) fn value_rows(&self, rows: usize) -> Option<Order> {
+        self.ordered(rows, 0, self.value_dim)
     }
 
     /// Rows of what has one for each value head.
-    pub(super) fn head_rows(&self) -> Order {
-        self.rows(0, 1)
+    pub(super) fn head_rows(&self, rows: usize) -> Option<Order> {
+        self.ordered(rows, 0, 1)
     }
 
     /// Columns of the output projection.
-    pub(super) fn value_columns(&self) -> Order {
+    pub(super) fn value_columns(&self, columns: usize) -> Option<Order> {
         if !self.is_moved() {
-            return Order::AsStored;
+            return Some(Order::AsStored);
         }
-        Order::Columns {
+        (self.values.saturating_mul(self.value_dim) == columns).then(|| Order::Columns {
             width: self.value_dim,
             runs: (0..self.values).map(|head| self.slot(head)).collect(),
-        }
+        })
     }
 
-    /// Of Qwen3-Next's fused b and a, grouped by key head, the rows of b (`part` 0) or of a (1).
-    pub(super) fn part_of_pair(&self, part: usize) -> Order {
+    /// Of Qwen3-Next's fused b and a, grouped by key head, the rows of b (`part` 0) or of a (1), of which there are so many.
+    pub(super) fn part_of_pair(&self, part: usize, rows: usize) -> Option<Order> {
         let each = self.values / self.keys;
-        let rows = (0..self.values).map(|head| (head / each * 2 + part) * each + head % each);
-        Order::Rows(rows.collect())
+        let of = |head| (head / each * 2 + part) * each + head % each;
+        (self.values == rows).then(|| Order::Rows((0..rows).map(of).collect()))
     }
 }
 
@@ -117,7 +110,7 @@ mod tests {
     fn three_value_heads_a_key_head_come_back_from_where_they_were_dealt() {
         // The file holds the first value heads of both key heads (0 and 3), then the second, then the third.
         let dealt = [0, 3, 1, 4, 2, 5];
-        let Order::Rows(rows) = heads(2, 6).head_rows() else {
+        let Some(Order::Rows(rows)) = heads(2, 6).head_rows(6) else {
             panic!("rows move");
         };
         let back: Vec<usize> = rows.iter().map(|row| dealt[*row]).collect();
@@ -127,22 +120,22 @@ mod tests {
     #[test]
     fn rows_of_queries_and_keys_stay() {
         assert_eq!(
-            heads(2, 4).channel_rows(),
-            Order::Rows(vec![0, 1, 2, 3, 4, 5, 8, 9, 6, 7, 10, 11])
+            heads(2, 4).channel_rows(12),
+            Some(Order::Rows(vec![0, 1, 2, 3, 4, 5, 8, 9, 6, 7, 10, 11]))
         );
         assert_eq!(
-            heads(2, 4).value_columns(),
-            Order::Columns {
+            heads(2, 4).value_columns(8),
+            Some(Order::Columns {
                 width: 2,
                 runs: vec![0, 2, 1, 3]
-            }
+            })
         );
     }
 
     #[test]
     fn as_many_value_heads_as_key_heads_are_not_moved() {
-        assert_eq!(heads(2, 2).channel_rows(), Order::AsStored);
-        assert_eq!(heads(2, 2).value_columns(), Order::AsStored);
+        assert_eq!(heads(2, 2).channel_rows(8), Some(Order::AsStored));
+        assert_eq!(heads(2, 2).value_columns(4), Some(Order::AsStored));
     }
 
     #[test]
@@ -150,12 +143,32 @@ mod tests {
         // For each key head, b of its value heads, then a of them.
         let fused = ["b0", "b1", "a0", "a1", "b2", "b3", "a2", "a3"];
         let names = |part| {
-            let Order::Rows(rows) = heads(2, 4).part_of_pair(part) else {
+            let Some(Order::Rows(rows)) = heads(2, 4).part_of_pair(part, 4) else {
                 panic!("rows are chosen");
             };
             rows.iter().map(|row| fused[*row]).collect::<Vec<_>>()
         };
         assert_eq!(names(0), ["b0", "b1", "b2", "b3"]);
         assert_eq!(names(1), ["a0", "a1", "a2", "a3"]);
+    }
+
+    #[test]
+    fn a_matrix_of_another_size_has_no_order() {
+        let heads = Heads {
+            keys: 1 << 19,
+            values: 1 << 20,
+            key_dim: 1 << 20,
+            value_dim: 1 << 20,
+            dealt: true,
+        };
+        for found in [
+            heads.channel_rows(12),
+            heads.value_rows(12),
+            heads.head_rows(12),
+            heads.value_columns(12),
+            heads.part_of_pair(0, 12),
+        ] {
+            assert_eq!(found, None);
+        }
     }
 }

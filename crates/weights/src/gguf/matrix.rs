@@ -13,7 +13,7 @@ pub(super) type Reason = String;
 
 /// The floats of a tensor, `[rows, width]` of the given type.
 ///
-/// `data` holds at least the rows that `order` names.
+/// `order` was made for a matrix of this size, and `data` holds the rows that it names.
 pub(super) fn floats(
     kind: GgmlType,
     data: &[u8],
@@ -27,7 +27,6 @@ pub(super) fn floats(
         name => return Err(format!("it is of type {name}; expected F32, F16 or BF16 here")),
     };
     let size = dtype.size_in_bytes();
-    check(order, [rows, width], data.len() / (width * size).max(1))?;
     let row = |row: usize| &data[row * width * size..(row + 1) * width * size];
     let bytes: Vec<u8> = match order {
         Order::AsStored => return tensor(&data[..rows * width * size], dtype, [rows, width]),
@@ -50,7 +49,7 @@ fn tensor(bytes: &[u8], dtype: DType, shape: [usize; 2]) -> Result<Tensor, Reaso
     Tensor::from_raw_buffer(bytes, dtype, &shape, &Device::Cpu).map_err(|error| error.to_string())
 }
 
-/// A matrix as it is stored: floats as they are, blocks as groups.
+/// A matrix as it is stored: floats as they are, blocks as groups. `order` and `data` are as in [`floats`].
 pub(super) fn stored(
     kind: GgmlType,
     data: &[u8],
@@ -61,7 +60,6 @@ pub(super) fn stored(
         return floats(kind, data, [rows, width], order).map(Stored::Float);
     };
     let stride = width / kind.block() * kind.bytes();
-    check(order, [rows, width], data.len() / stride.max(1))?;
     let groups = width / layout.group;
     let columns = group_order(layout, groups, order)?;
     let mut quants = vec![0_u8; rows * width * layout.bits / 8];
@@ -119,18 +117,6 @@ pub(super) fn stored(
         scales: small(scales).map_err(told)?,
         biases: layout.biased.then(|| small(biases)).transpose().map_err(told)?,
     }))
-}
-
-/// Refuses an order that was made for a matrix of another size.
-fn check(order: &Order, shape: [usize; 2], in_file: usize) -> Result<(), Reason> {
-    if order.fits(shape, in_file) {
-        Ok(())
-    } else {
-        Err(
-            "it has another number of rows or columns than the value heads in the metadata have together"
-                .to_owned(),
-        )
-    }
 }
 
 /// Where each group of a row goes, if they move. A group is moved whole: its numbers and its scale.
@@ -312,22 +298,6 @@ mod tests {
         };
         let error = read("Q6_K", &data, &order).expect_err("a refusal");
         assert!(error.contains("heads of 8, which groups of 16 share"), "{error}");
-    }
-
-    #[test]
-    fn an_order_for_another_size_is_refused() {
-        let (data, _) = rows("Q8_0");
-        for order in [
-            Order::Rows(vec![0, 1, 3]),
-            Order::Rows(vec![0, 1]),
-            Order::Columns {
-                width: 32,
-                runs: vec![0; 15],
-            },
-        ] {
-            let error = read("Q8_0", &data, &order).expect_err("a refusal");
-            assert!(error.contains("value heads in the metadata"), "{error}");
-        }
     }
 
     #[test]

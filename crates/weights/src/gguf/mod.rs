@@ -213,17 +213,14 @@ impl Gguf {
         shape: &[usize],
     ) -> Result<Tensor> {
         self.expect(info, name, shape)?;
-        let order = self.order(name);
-        let (rows, width) = match (shape, &order) {
+        let size = match *shape {
             // One number a row.
-            ([count], Order::Rows(_)) => (*count, 1),
-            ([count], _) => (1, *count),
-            _ => {
-                let width = shape.last().copied().unwrap_or(1);
-                (shape.iter().product::<usize>() / width.max(1), width)
-            }
+            [count] => [count, 1],
+            [ref rows @ .., width] => [rows.iter().product(), width],
+            [] => [1, 1],
         };
-        let floats = matrix::floats(kind(info)?, data, [rows, width], &order)
+        let order = self.order(info, name, size)?;
+        let floats = matrix::floats(kind(info)?, data, size, &order)
             .map_err(|reason| Error::gguf_tensor(info, &reason))?;
         let told = |source: candle_core::Error| Error::Tensor {
             tensor: info.name.clone(),
@@ -245,7 +242,7 @@ impl Gguf {
         shape: [usize; 2],
     ) -> Result<Stored> {
         self.expect(info, name, &shape)?;
-        matrix::stored(kind(info)?, data, shape, &self.order(name))
+        matrix::stored(kind(info)?, data, shape, &self.order(info, name, shape)?)
             .map_err(|reason| Error::gguf_tensor(info, &reason))
     }
 
@@ -275,10 +272,12 @@ impl Gguf {
         if name.ends_with(".conv1d.weight") {
             expected.retain(|size| *size != 1);
         } else if name.ends_with(".shared_expert_gate.weight") && info.shape.len() == 1 {
-            expected.remove(0);
+            expected.drain(..expected.len().min(1));
         } else if info.name.ends_with(".ssm_ba.weight") && !name.ends_with("_ba.weight") {
             // Two tensors in one.
-            expected[0] *= 2;
+            if let Some(rows) = expected.first_mut() {
+                *rows = rows.saturating_mul(2);
+            }
         }
         if info.shape == expected {
             return Ok(());
@@ -291,21 +290,27 @@ impl Gguf {
         })
     }
 
-    /// Where the parts of a tensor come from.
-    fn order(&self, name: &str) -> Order {
+    /// Where the parts of a matrix of this size come from.
+    fn order(&self, info: &TensorInfo, name: &str, [rows, width]: [usize; 2]) -> Result<Order> {
         let Some((_, part)) = name.split_once(".linear_attn.") else {
-            return Order::AsStored;
+            return Ok(Order::AsStored);
         };
         let pair = !self.heads.dealt;
-        match part {
-            "in_proj_qkv.weight" | "conv1d.weight" => self.heads.channel_rows(),
-            "in_proj_z.weight" => self.heads.value_rows(),
-            "in_proj_b.weight" if pair => self.heads.part_of_pair(0),
-            "in_proj_a.weight" if pair => self.heads.part_of_pair(1),
-            "in_proj_b.weight" | "in_proj_a.weight" | "A_log" | "dt_bias" => self.heads.head_rows(),
-            "out_proj.weight" => self.heads.value_columns(),
-            _ => Order::AsStored,
-        }
+        let order = match part {
+            "in_proj_qkv.weight" | "conv1d.weight" => self.heads.channel_rows(rows),
+            "in_proj_z.weight" => self.heads.value_rows(rows),
+            "in_proj_b.weight" if pair => self.heads.part_of_pair(0, rows),
+            "in_proj_a.weight" if pair => self.heads.part_of_pair(1, rows),
+            "in_proj_b.weight" | "in_proj_a.weight" | "A_log" | "dt_bias" => self.heads.head_rows(rows),
+            "out_proj.weight" => self.heads.value_columns(width),
+            _ => Some(Order::AsStored),
+        };
+        order.ok_or_else(|| {
+            Error::gguf_tensor(
+                info,
+                "it has another number of rows or columns than the value heads in the metadata have together",
+            )
+        })
     }
 }
 
