@@ -50,6 +50,10 @@ const BESIDE: [&str; 10] = [
 /// [`LoadOptions::quantize`](crate::LoadOptions::quantize) gives. mlx-lm loads it too. `progress` is told how many of how many
 /// bytes of `source` are dealt with; memory is needed for a part of one tensor at a time. `target` appears once it is whole.
 ///
+/// Embedding and heads are rounded too, gates and routers are not. Norms and convolutions stay as they are, but for Qwen3-Next,
+/// where mlx-lm wants them converted. The multi-token-prediction head comes to lie in `mtp.safetensors`, rounded likewise; the
+/// vision tower is left out. Configuration, tokenizer and chat template go along.
+///
 /// # Errors
 /// A format that MLX does not have: it is affine, of 8 or 4 bits, in groups of 32, 64 or 128. A source that is no checkpoint of a
 /// supported model, or that is quantized already. A target that exists, or cannot be written.
