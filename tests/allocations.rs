@@ -6,10 +6,10 @@
 
 mod common;
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::Arc;
 
+use common::counting::Counting;
 use common::{load, seeded, tiny_of, Result};
 use recant::core::{ArraySpec, CacheOptions, LanguageModel, LayerLayout};
 use recant::Threads;
@@ -35,9 +35,6 @@ fn asked<T>(task: impl FnOnce() -> T) -> (T, Asked) {
     (result, ASKED.get())
 }
 
-/// The system's allocator, with a count.
-struct Counting;
-
 fn count(asked: usize, freed: usize) {
     let mut sum = ASKED.get();
     sum.times += usize::from(asked > 0);
@@ -46,35 +43,8 @@ fn count(asked: usize, freed: usize) {
     ASKED.set(sum);
 }
 
-// SAFETY: every call goes to the system's allocator as it came; counting asks for no memory.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size(), 0);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        count(layout.size(), 0);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn realloc(&self, old: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count(size, layout.size());
-        // SAFETY: the caller's promise.
-        unsafe { System.realloc(old, layout, size) }
-    }
-
-    unsafe fn dealloc(&self, old: *mut u8, layout: Layout) {
-        count(0, layout.size());
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(old, layout) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: Counting = Counting(count);
 
 /// Requests of a round of one token, its layers left out: the step's lists, text, checkpoint, embedding, norm, head.
 const ROUND: usize = 42;

@@ -2,50 +2,20 @@
 
 mod common;
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicIsize, Ordering};
 
+use common::counting::Counting;
 use common::{load, Result, Rng};
 use recant::{Batcher, BatcherOptions, PromptStore, StoreOptions, Threads};
 
 static LIVE: AtomicIsize = AtomicIsize::new(0);
 
-/// The system's allocator, with a count of the bytes that are out.
-struct Counting;
-
 fn count(more: usize, less: usize) {
     LIVE.fetch_add(more as isize - less as isize, Ordering::Relaxed);
 }
 
-// SAFETY: every call goes to the system's allocator as it came; counting asks for no memory.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size(), 0);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        count(layout.size(), 0);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn realloc(&self, old: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count(size, layout.size());
-        // SAFETY: the caller's promise.
-        unsafe { System.realloc(old, layout, size) }
-    }
-
-    unsafe fn dealloc(&self, old: *mut u8, layout: Layout) {
-        count(0, layout.size());
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(old, layout) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: Counting = Counting(count);
 
 #[test]
 fn c116_five_hundred_short_sessions_leave_no_more_than_fifty() -> Result<()> {

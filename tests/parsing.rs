@@ -3,10 +3,10 @@
 
 mod common;
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::path::Path;
 
+use common::counting::Counting;
 use common::{tiny, Result};
 use proptest::prelude::*;
 use recant::candle::{DType, Device, Tensor};
@@ -23,45 +23,15 @@ const BASE: usize = 256 << 10;
 
 thread_local!(static LIVE: Cell<[isize; 2]> = const { Cell::new([0; 2]) });
 
-/// The system's allocator, with a count of the bytes that are in use on each thread, and of the most that were.
-struct Counting;
-
-fn count(change: isize) {
+/// Counts the bytes that are in use on each thread, and the most that were. What is moved can be there twice for a while.
+fn count(asked: usize, freed: usize) {
     let [live, most] = LIVE.get();
-    LIVE.set([live + change, most.max(live + change)]);
-}
-
-// SAFETY: every call goes to the system's allocator as it came; counting asks for no memory.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as isize);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as isize);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // Both can be there for a while.
-        count(size as isize);
-        count(-(layout.size() as isize));
-        // SAFETY: the caller's promise.
-        unsafe { System.realloc(pointer, layout, size) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        count(-(layout.size() as isize));
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(pointer, layout) }
-    }
+    let peak = live + asked as isize;
+    LIVE.set([peak - freed as isize, most.max(peak)]);
 }
 
 #[global_allocator]
-static COUNTING: Counting = Counting;
+static COUNTING: Counting = Counting(count);
 
 /// The most bytes in use while `task` ran, above those before it.
 fn most(task: impl FnOnce()) -> usize {

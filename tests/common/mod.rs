@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub)]
 
 pub mod checkpoint;
+pub mod counting;
 pub mod seeded;
 
 use std::collections::HashMap;

@@ -83,3 +83,21 @@ pub trait Drafter: Send {
     /// Forgets the text.
     fn reset(&mut self);
 }
+
+/// The snapshot of the caches in the state of a drafter that keeps one stack, was told `told` tokens and holds all but the last: for
+/// [`Drafter::resume`].
+///
+/// # Errors
+/// A state of another kind or of another number of tokens.
+pub fn caches_of<'a>(state: &'a Snapshot, kind: &str, told: usize) -> Result<&'a Snapshot> {
+    state.expect_kind(kind)?;
+    let [caches] = state.parts() else {
+        return Err(
+            recant_core::Error::mismatch("parts of a drafter's state", 1, state.parts().len()).into(),
+        );
+    };
+    if (state.len(), caches.len() + 1) != (told, told) {
+        return Err(recant_core::Error::mismatch("tokens of a drafter's state", told, state.len()).into());
+    }
+    Ok(caches)
+}

@@ -30,7 +30,7 @@ pub use combined::CombinedDrafter;
 pub use decoder::{step, Decoder, Done, Finish, Generation, Limits, Phases, Round, Step, Token};
 pub use depth::Depth;
 pub use draft_head::DraftHead;
-pub use drafter::Drafter;
+pub use drafter::{caches_of, Drafter};
 pub use error::{Error, Result};
 pub use greedy::choose;
 pub use model_drafter::ModelDrafter;

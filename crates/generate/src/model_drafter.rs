@@ -7,6 +7,7 @@ use recant_core::{
     Cache, CacheOptions, CacheStack, Checkpoint, LanguageModel, ModelSpec, Rows, Segment, Snapshot,
 };
 
+use crate::drafter::caches_of;
 use crate::{DraftHead, DraftVocabulary, Drafter, Draws, Error, Proposed, Result};
 
 /// Most tokens fed in one call while the drafter reads a prompt.
@@ -213,20 +214,7 @@ impl Drafter for ModelDrafter {
         let Some(state) = state else {
             return self.prefill(tokens, None);
         };
-        state.expect_kind(&self.state())?;
-        let [caches] = state.parts() else {
-            return Err(
-                recant_core::Error::mismatch("parts of a drafter's state", 1, state.parts().len()).into(),
-            );
-        };
-        if (state.len(), caches.len() + 1) != (tokens.len(), tokens.len()) {
-            return Err(recant_core::Error::mismatch(
-                "tokens of a drafter's state",
-                tokens.len(),
-                state.len(),
-            )
-            .into());
-        }
+        let caches = caches_of(state, &self.state(), tokens.len())?;
         self.caches.load(caches)?;
         self.behind.extend_from_slice(&tokens[caches.len()..]);
         Ok(())

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use recant_core::candle::Tensor;
 use recant_core::{Cache, CacheStack, Checkpoint, Hidden, LanguageModel, ModelSpec, Snapshot, Transaction};
-use recant_generate::{DraftHead, DraftVocabulary, Drafter, Draws, Error, Proposed, Result};
+use recant_generate::{caches_of, DraftHead, DraftVocabulary, Drafter, Draws, Error, Proposed, Result};
 
 use crate::MtpHead;
 
@@ -235,20 +235,7 @@ impl Drafter for MtpDrafter {
                 "it follows the target's hidden rows and cannot take up a text without them".to_owned(),
             ));
         };
-        state.expect_kind(&self.state())?;
-        let [caches] = state.parts() else {
-            return Err(
-                recant_core::Error::mismatch("parts of a drafter's state", 1, state.parts().len()).into(),
-            );
-        };
-        if (state.len(), caches.len() + 1) != (tokens.len(), tokens.len()) {
-            return Err(recant_core::Error::mismatch(
-                "tokens of a drafter's state",
-                tokens.len(),
-                state.len(),
-            )
-            .into());
-        }
+        let caches = caches_of(state, &self.state(), tokens.len())?;
         let newest = state.arrays().get(NEWEST);
         let row = [1, self.head.target().spec().hidden_size];
         if caches.is_empty() == newest.is_some() || newest.is_some_and(|newest| newest.dims() != row) {

@@ -88,7 +88,7 @@ impl Decoder {
         Ok(self)
     }
 
-    /// Chooses tokens with a sampler, which [`sampler`](Self::vocab) made for as many ids as this decoder may choose.
+    /// Chooses tokens with a sampler, which is to be made for [`vocab`](Self::vocab) ids.
     ///
     /// # Errors
     /// A prompt was read already.
