@@ -11,14 +11,14 @@ use std::path::{Path, PathBuf};
 
 use common::checkpoint::{logits, prefixed, tensors, write, Tensors, HUB};
 use common::{assert_same, feed, folder, relative_error, seeded, text_ids, Result, Rng};
-use packed::{floats, packed, PACKINGS};
+use packed::{e4m3, floats, packed, PACKINGS};
 use recant::candle::{safetensors, DType, Device, Tensor, D};
 use recant::core::{Cache, CacheOptions, LanguageModel, Rows, Segment};
 use recant::{ActivationPrecision, LoadOptions, Threads};
 use recant_layers::HybridModel;
 use recant_mtp::MtpHead;
 use recant_qwen3_5::Qwen35;
-use recant_weights::{Folder, Stored};
+use recant_weights::{Coding, Folder, Stored};
 use serde_json::{json, Value};
 use tempfile::TempDir;
 
@@ -56,17 +56,19 @@ fn as_mlx(stored: &Stored) -> Result<Vec<f32>> {
         floats(&Tensor::from_vec(x.clone(), x.len(), &Device::Cpu)?.to_dtype(dtype)?)
     };
     let bytes = groups.quants.flatten_all()?.to_vec1::<u8>()?;
-    let numbers: Vec<f32> = match groups.bits {
-        4 => bytes
-            .iter()
-            .flat_map(|b| [b & 15, b >> 4])
-            .map(f32::from)
-            .collect(),
-        _ => bytes.into_iter().map(f32::from).collect(),
+    let quants: Vec<u8> = match groups.coding.bits() {
+        4 => bytes.iter().flat_map(|b| [b & 15, b >> 4]).collect(),
+        _ => bytes,
     };
     let scales = floats(&groups.scales)?;
-    let products = numbers.iter().enumerate();
-    let products = products.map(|(i, q)| scales[i / groups.group] * (q - f32::from(groups.zero)));
+    let products = quants.iter().enumerate().map(|(i, q)| {
+        scales[i / groups.group]
+            * match groups.coding {
+                Coding::Whole { zero, .. } => f32::from(*q) - f32::from(zero),
+                Coding::Table(table) => f32::from(table[usize::from(*q)]),
+                Coding::E4m3 => e4m3(*q),
+            }
+    });
     let Some(biases) = &groups.biases else {
         return Ok(products.collect());
     };

@@ -51,7 +51,7 @@ pub use attention::{attention, attention_inputs, AttentionInputs, AttentionSegme
 pub use error::{Error, Result};
 pub use gated_delta::{DeltaAdvance, DeltaOutput, DeltaSegment, GatedDelta, GatedDeltaShape};
 pub use limits::{limits, Limits, Reader};
-pub use linear::{ActivationPrecision, GroupFormat, GroupWeights, Linear, Weight};
+pub use linear::{ActivationPrecision, Coding, GroupFormat, GroupWeights, Linear, Weight};
 pub use mlp::Mlp;
 pub use moe::{add_gated, route, MoeShape, Routes, SparseExperts};
 pub use rotary::{Rotary, RotaryTable};

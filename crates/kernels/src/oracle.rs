@@ -84,7 +84,7 @@ fn bytes_at_their_ends_have_the_portable_bits() {
         let quants = Tensor::from_vec(quants, (64, 64 * bits / 8), &candle_core::Device::Cpu).expect("bytes");
         let scales = Tensor::ones((64, 2), DType::F32, &candle_core::Device::Cpu).expect("scales");
         for zero in [0, 8] {
-            let weights = GroupWeights::new(bits, 32, zero, quants.clone(), scales.clone(), None);
+            let weights = GroupWeights::new(Coding::Whole { bits, zero }, 32, quants.clone(), scales.clone(), None);
             let linear = Linear::new(Backend::Cpu, [weights.expect("groups")], None).expect("a layer");
             for sign in [1.0_f32, -1.0] {
                 let x = Tensor::full(sign, (5, 64), &candle_core::Device::Cpu).expect("rows");

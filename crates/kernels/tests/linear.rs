@@ -4,12 +4,16 @@ mod common;
 
 use candle_core::{DType, Device, Tensor};
 use common::{distance, in_pool, rows, same, Numbers};
-use recant_kernels::{ActivationPrecision, Backend, Error, GroupFormat, GroupWeights, Linear, Weight};
+use recant_kernels::{ActivationPrecision, Backend, Coding, Error, GroupFormat, GroupWeights, Linear, Weight};
 
 const TYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
 fn cpu(parts: &[Tensor], bias: Option<&Tensor>) -> Linear {
     Linear::new(Backend::Cpu, parts, bias).expect("a layer")
+}
+
+fn whole(bits: usize, zero: u8) -> Coding {
+    Coding::Whole { bits, zero }
 }
 
 /// Every way to hold and to multiply a matrix whose input features are a multiple of 64.
@@ -162,7 +166,7 @@ fn a_stored_zero_a_scale_and_a_bias_mean_what_they_say() {
     let mut quants = vec![0x21_u8; 32];
     quants[16..].fill(0xf0);
     let quants = Tensor::from_vec(quants, (2, 16), &Device::Cpu).expect("quants");
-    let with = GroupWeights::new(4, 32, 0, quants.clone(), scales.clone(), Some(biases)).expect("groups");
+    let with = GroupWeights::new(whole(4, 0), 32, quants.clone(), scales.clone(), Some(biases)).expect("groups");
     let rows = with
         .dequantize()
         .and_then(|x| Ok(x.to_vec2::<f32>()?))
@@ -171,7 +175,7 @@ fn a_stored_zero_a_scale_and_a_bias_mean_what_they_say() {
         [rows[0][0], rows[0][1], rows[1][0], rows[1][1]],
         [-0.5, 0.0, 3.0, 33.0]
     );
-    let without = GroupWeights::new(4, 32, 8, quants, scales, None).expect("groups");
+    let without = GroupWeights::new(whole(4, 8), 32, quants, scales, None).expect("groups");
     let rows = without
         .dequantize()
         .and_then(|x| Ok(x.to_vec2::<f32>()?))
@@ -321,7 +325,7 @@ fn groups_that_do_not_fit_are_refused_by_name() {
     let numbers = |out, features| Tensor::zeros((out, features), DType::F32, &Device::Cpu).expect("zeros");
     let bytes = |out, features| Tensor::zeros((out, features), DType::U8, &Device::Cpu).expect("zeros");
     let new = |bits, group, zero, quants, scales, biases| {
-        GroupWeights::new(bits, group, zero, quants, scales, biases)
+        GroupWeights::new(whole(bits, zero), group, quants, scales, biases)
             .map(|_| ())
             .map_err(|e| e.to_string())
     };

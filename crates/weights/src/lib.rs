@@ -87,5 +87,5 @@ pub use folder::{Dtype, Folder, TensorInfo};
 pub use gguf::{Cutting, TokenKind, Vocabulary};
 pub use place::Part;
 pub use source::{Norms, Source};
-pub use stored::{Stored, StoredGroups};
+pub use stored::{Coding, Stored, StoredGroups};
 pub use weights::{Inventory, Weights};

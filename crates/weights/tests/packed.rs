@@ -4,7 +4,7 @@
 mod common;
 
 use common::{bf16, raw, says, tensor, Checkpoint, Spec};
-use recant_weights::{Error, Stored, StoredGroups};
+use recant_weights::{Coding, Error, Stored, StoredGroups};
 use safetensors::Dtype;
 use serde_json::{json, Value};
 
@@ -87,7 +87,7 @@ fn four_and_eight_bits_are_handed_out_as_they_are() {
         let parts = affine(bits, 64);
         let checkpoint = checkpoint(&parts, json!({"group_size": 64, "bits": bits}));
         let found = groups(take(&checkpoint).unwrap());
-        assert_eq!((found.bits, found.group, found.zero), (bits, 64, 0));
+        assert_eq!((found.coding, found.group), (Coding::Whole { bits, zero: 0 }, 64));
         let tensors = [&found.quants, &found.scales, found.biases.as_ref().unwrap()];
         for (tensor, spec) in tensors.into_iter().zip(&parts) {
             let mut bytes = Vec::new();
@@ -133,7 +133,7 @@ fn shapes_say_how_a_matrix_is_packed_that_the_configuration_does_not_name() {
             for group in [32, 64, 128] {
                 let checkpoint = checkpoint(&affine(bits, group), quantization.clone());
                 let found = groups(take(&checkpoint).unwrap());
-                assert_eq!((found.bits, found.group), (bits, group), "{quantization}");
+                assert_eq!((found.coding.bits(), found.group), (bits, group), "{quantization}");
             }
         }
     }
@@ -146,7 +146,7 @@ fn an_entry_of_its_own_without_a_mode_is_affine() {
         all[PATH] = json!({"group_size": 64, "bits": 8});
         all
     });
-    assert_eq!(groups(take(&checkpoint).unwrap()).bits, 8);
+    assert_eq!(groups(take(&checkpoint).unwrap()).coding.bits(), 8);
 }
 
 #[test]
@@ -365,7 +365,7 @@ fn a_prediction_head_is_quantized_in_its_own_way() {
     let folder = checkpoint.open();
     let mut head = folder.mtp().unwrap().unwrap();
     let found = groups(head.take_matrix("fc.weight", [4, 128]).unwrap());
-    assert_eq!((found.bits, found.group), (8, 64));
+    assert_eq!((found.coding.bits(), found.group), (8, 64));
     head.finish().unwrap();
     let checkpoint = self::checkpoint(&parts[..2], json!(null));
     says(

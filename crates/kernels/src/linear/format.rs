@@ -28,21 +28,69 @@ pub struct GroupFormat {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ActivationPrecision {
     /// To signed bytes, 32 of a row with a scale of their own: products are whole numbers, which is several times as fast.
+    /// Weights of [`Coding::E4m3`] are no whole numbers and are multiplied as [`Full`](Self::Full) says.
     #[default]
     Int8,
     /// Not at all: f32.
     Full,
 }
 
-/// A weight matrix of 8- or 4-bit numbers: `weight = scale * (q - zero) + bias`, scale and bias of a group of input features.
+/// What the bits of a weight in a group stand for: a number that its group's scale is multiplied with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Coding {
+    /// A whole number less `zero`.
+    Whole {
+        /// Bits of a number: 8 or 4.
+        bits: usize,
+        /// What stands for zero, or for the bias where there is one.
+        zero: u8,
+    },
+    /// The entry of this table that four bits count.
+    Table([i8; 16]),
+    /// A byte of E4M3: a sign, four bits of exponent, three of mantissa, no infinities. The two that are no numbers, 0x7f and
+    /// 0xff, are read as 480 and -480; whoever loads weights is to refuse them.
+    ///
+    /// Activations are not rounded where they meet it, whatever their precision.
+    E4m3,
+}
+
+impl Coding {
+    /// Bits of a weight.
+    pub fn bits(self) -> usize {
+        match self {
+            Self::Whole { bits, .. } => bits,
+            Self::Table(_) => 4,
+            Self::E4m3 => 8,
+        }
+    }
+
+    /// What bits stand for.
+    pub(super) fn number(self, q: u8) -> f32 {
+        match self {
+            Self::Whole { zero, .. } => f32::from(q) - f32::from(zero),
+            Self::Table(table) => f32::from(table[usize::from(q & 15)]),
+            Self::E4m3 => e4m3(q),
+        }
+    }
+}
+
+/// Read as f16, the bits are 2^-8 of the number, subnormal ones included.
+fn e4m3(q: u8) -> f32 {
+    let bits = (i16::from(q.cast_signed()) << 7).cast_unsigned() & 0xbfff;
+    f16::from_bits(bits).to_f32() * 256.0
+}
+
+/// A weight matrix of 8 or 4 bits a weight: `weight = scale * number + bias`, scale and bias of a group of input features, and the
+/// number what [`Coding`] says.
 ///
 /// It holds without loss what MLX calls affine of 8 and 4 bits (`zero` 0, with biases), and GGUF's Q8_0 (`zero` 128, its signed
-/// bytes plus 128), Q4_0 (`zero` 8) and Q4_1 (`zero` 0, its minima as biases), once the order of the bits is the one below.
+/// bytes plus 128), Q4_0 (`zero` 8) and Q4_1 (`zero` 0, its minima as biases), once the order of the bits is the one below; with a
+/// table GGUF's IQ4_NL and IQ4_XS, and mxfp4 and nvfp4, whose e2m1 doubled are whole numbers; and FP8, by row or in blocks, whose
+/// scales are given for each row.
 #[derive(Debug, Clone)]
 pub struct GroupWeights {
-    pub(super) bits: usize,
+    pub(super) coding: Coding,
     pub(super) group: usize,
-    pub(super) zero: u8,
     pub(super) quants: Tensor,
     pub(super) scales: Tensor,
     pub(super) biases: Option<Tensor>,
@@ -88,8 +136,8 @@ impl<'a> Numbers<'a> {
 /// The elements of [`GroupWeights`].
 pub(super) struct Groups<'a> {
     pub(super) in_features: usize,
+    pub(super) coding: Coding,
     pub(super) group: usize,
-    pub(super) zero: u8,
     pub(super) quants: &'a [u8],
     pub(super) scales: Numbers<'a>,
     pub(super) biases: Option<Numbers<'a>>,
@@ -100,21 +148,21 @@ impl GroupWeights {
     ///
     /// # Shapes
     /// `quants`: `[out, in * bits / 8]`, u8: a row is one little-endian stream of bits, so of 4 bits the low half of a byte
-    /// comes first. `scales` and `biases`: `[out, in / group]`, f32, f16 or bf16, both of one type.
+    /// comes first. `scales` and `biases`: `[out, in / group]`, f32, f16 or bf16, both of one type. A group may be a whole row.
     ///
     /// # Errors
     /// Bits other than 4 and 8, a group that is no multiple of 16, input features that are no multiple of 32 or of the group, a zero that is no
     /// number of so many bits, another shape, type or device, or a tensor that is not contiguous.
     pub fn new(
-        bits: usize,
+        coding: Coding,
         group: usize,
-        zero: u8,
         quants: Tensor,
         scales: Tensor,
         biases: Option<Tensor>,
     ) -> Result<Self> {
+        let bits = coding.bits();
         check(bits, group)?;
-        if bits == 4 && zero > 15 {
+        if let Coding::Whole { bits: 4, zero: zero @ 16.. } = coding {
             return Err(OP.value(format!("a zero of {zero}, which is no number of 4 bits")));
         }
         let [out, groups] = *scales.dims() else {
@@ -143,20 +191,23 @@ impl GroupWeights {
             OP.dtype("biases", biases, scales.dtype())?;
             OP.readable("biases", biases)?;
         }
-        Ok(Self {
-            bits,
+        let new = Self {
+            coding,
             group,
-            zero,
             quants,
             scales,
             biases,
-            activations: ActivationPrecision::default(),
-        })
+            activations: ActivationPrecision::Full,
+        };
+        Ok(new.with_activations(ActivationPrecision::default()))
     }
 
-    /// The same weights, to be multiplied with activations of another precision.
+    /// The same weights, to be multiplied with activations of another precision, if they can be.
     pub fn with_activations(self, activations: ActivationPrecision) -> Self {
-        Self { activations, ..self }
+        match self.coding {
+            Coding::E4m3 => self,
+            _ => Self { activations, ..self },
+        }
     }
 
     /// The weights in f32: `[out, in]`.
@@ -170,13 +221,13 @@ impl GroupWeights {
             |x: &Tensor| -> Result<Vec<f32>> { Ok(x.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?) };
         let scales = numbers(&self.scales)?;
         let biases = self.biases.as_ref().map(numbers).transpose()?;
-        let mask = ((1_u16 << self.bits) - 1) as u8;
+        let bits = self.coding.bits();
+        let mask = ((1_u16 << bits) - 1) as u8;
         let weight = |i: usize| {
-            let q = (quants[i * self.bits / 8] >> (i * self.bits % 8)) & mask;
-            let centred = f32::from(q) - f32::from(self.zero);
+            let number = self.coding.number((quants[i * bits / 8] >> (i * bits % 8)) & mask);
             match &biases {
-                Some(biases) => scales[i / self.group].mul_add(centred, biases[i / self.group]),
-                None => scales[i / self.group] * centred,
+                Some(biases) => scales[i / self.group].mul_add(number, biases[i / self.group]),
+                None => scales[i / self.group] * number,
             }
         };
         let weights: Vec<f32> = (0..out * features).map(weight).collect();
@@ -193,12 +244,12 @@ impl GroupWeights {
         self.scales.dims()[1] * self.group
     }
 
-    /// Bits of a weight.
-    pub fn bits(&self) -> usize {
-        self.bits
+    /// What the bits of a weight stand for.
+    pub fn coding(&self) -> Coding {
+        self.coding
     }
 
-    /// The numbers: `[out, in * bits / 8]`, u8, as [`new`](Self::new) takes them.
+    /// The bits of the weights: `[out, in * bits / 8]`, u8, as [`new`](Self::new) takes them.
     pub fn quants(&self) -> &Tensor {
         &self.quants
     }
@@ -217,9 +268,8 @@ impl GroupWeights {
     pub(super) fn is_like(&self, other: &Self) -> bool {
         let kind = |x: &Self| {
             (
-                x.bits,
+                x.coding,
                 x.group,
-                x.zero,
                 x.scales.dtype(),
                 x.biases.is_some(),
                 x.activations,
@@ -256,8 +306,8 @@ impl HeldGroups<'_> {
         let dtype = self.of.scales.dtype();
         Ok(Groups {
             in_features: self.of.in_features(),
+            coding: self.of.coding,
             group: self.of.group,
-            zero: self.of.zero,
             quants: self.quants.slice()?,
             scales: Numbers::of(&self.scales, dtype)?,
             biases: self

@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::pool::{self, Shared};
 use crate::simd::{Line, Simd, WIDE};
 
-use super::format::Groups;
+use super::format::{Coding, Groups};
 use super::kernel::{Matrix, Tile, STRIPS, TILE};
 use super::lines::Lines;
 use super::rows::{self, ByteRows, FloatRows, CHUNK};
@@ -68,7 +68,10 @@ impl<const BITS: usize> Packed<BITS> {
             lines,
             scales: Scales::new(&scales, groups),
             biases: biases.map(|biases| Scales::new(&biases, groups)),
-            zero: format.zero,
+            zero: match format.coding {
+                Coding::Whole { zero, .. } => zero,
+                _ => 0,
+            },
             step,
             per_group: format.group / step,
             steps: format.in_features / step,

@@ -19,7 +19,7 @@ use crate::simd;
 use crate::tensors::{tensor, Held, Op};
 use crate::{Backend, Error, Result};
 
-pub use format::{ActivationPrecision, GroupFormat, GroupWeights};
+pub use format::{ActivationPrecision, Coding, GroupFormat, GroupWeights};
 
 pub(crate) use lines::Lines;
 

@@ -8,7 +8,7 @@ use crate::tensors::Held;
 use crate::Result;
 
 use super::floats::{Element, Floats};
-use super::format::HeldGroups;
+use super::format::{Coding, HeldGroups};
 use super::groups::{Full, Packed, Whole};
 use super::kernel::{Columns, Matrix, Task, TILE};
 use super::rows::{ByteRows, FloatRows, Grouping};
@@ -57,6 +57,7 @@ macro_rules! each {
 impl Part {
     /// Packs weights, neighbours of one kind together.
     pub(super) fn all(weights: &[Weight], in_features: usize) -> Result<Vec<Self>> {
+        let weights: Vec<Weight> = weights.iter().map(wide).collect::<Result<_>>()?;
         weights
             .chunk_by(alike)
             .map(|run| Self::new(run, in_features))
@@ -90,7 +91,7 @@ impl Part {
                     .collect::<Result<Vec<_>>>()?;
                 let groups = held.iter().map(HeldGroups::groups).collect::<Result<Vec<_>>>()?;
                 let groups: Vec<_> = groups.iter().collect();
-                let kind = match first.bits {
+                let kind = match first.coding.bits() {
                     8 => Kind::Bytes(Packed::new(&groups)),
                     _ => Kind::Nibbles(Packed::new(&groups)),
                 };
@@ -197,6 +198,14 @@ fn columns<M: Matrix>(isa: Isa, matrix: &M, rows: &M::Rows, grouping: Grouping, 
             task,
         },
     );
+}
+
+/// Weights that have no kernel of their own, in f32.
+fn wide(weight: &Weight) -> Result<Weight> {
+    Ok(match weight {
+        Weight::Groups(weights) if !matches!(weights.coding, Coding::Whole { .. }) => weights.dequantize()?.into(),
+        other => other.clone(),
+    })
 }
 
 /// Whether two weights can be packed as one matrix.

@@ -9,7 +9,7 @@ use crate::pool::{self, Shared};
 use crate::simd::{self, Kernel, Simd};
 use crate::Result;
 
-use super::format::{check, GroupFormat, GroupWeights, Numbers, OP};
+use super::format::{check, Coding, GroupFormat, GroupWeights, Numbers, OP};
 use super::rows::CHUNK;
 
 impl GroupWeights {
@@ -96,7 +96,8 @@ impl GroupWeights {
         let store = |x: Vec<f32>| Tensor::from_vec(x, (out, groups), &Device::Cpu)?.to_dtype(format.scales);
         let quants = Tensor::from_vec(quants, (out, bytes), &Device::Cpu)?;
         let biases = format.affine.then(|| store(lows)).transpose()?;
-        Self::new(bits, group, format.zero(), quants, store(steps)?, biases)
+        let zero = format.zero();
+        Self::new(Coding::Whole { bits, zero }, group, quants, store(steps)?, biases)
     }
 }
 

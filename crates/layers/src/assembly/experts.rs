@@ -33,35 +33,30 @@ impl Assembly<'_> {
             return self.experts_apart(prefix, shape, names);
         }
         let (count, hidden, width) = (shape.experts, shape.hidden_size, shape.width);
-        let stack = format!("{prefix}.switch_mlp");
-        let (gate_up, down) = if self.has(&format!("{stack}.gate_proj.weight")) {
-            let mut take = |name, rows, width| {
-                self.source
-                    .take_stack(&format!("{stack}.{name}.weight"), [count, rows, width])
-            };
-            let gate_up = vec![take("gate_proj", width, hidden)?, take("up_proj", width, hidden)?];
-            (gate_up, take("down_proj", hidden, width)?)
+        let by_projection = format!("{prefix}.switch_mlp.gate_proj.weight");
+        let (gate_up, down) = if self.has(&by_projection) {
+            let name = |which| format!("{prefix}.switch_mlp.{which}_proj.weight");
+            (
+                vec![(name("gate"), width), (name("up"), width)],
+                name("down"),
+            )
         } else {
-            let gate_up = self.source.take_stack(
-                &format!("{prefix}.experts.gate_up_proj"),
-                [count, 2 * width, hidden],
-            )?;
-            let down = self
-                .source
-                .take_stack(&format!("{prefix}.experts.down_proj"), [count, hidden, width])?;
-            (vec![gate_up], down)
+            let gate_up = vec![(format!("{prefix}.experts.gate_up_proj"), 2 * width)];
+            (gate_up, format!("{prefix}.experts.down_proj"))
         };
-        let mut gate_up: Vec<_> = gate_up.into_iter().map(Vec::into_iter).collect();
-        down.into_iter()
-            .map(|down| {
+        (0..count)
+            .map(|expert| {
+                let mut take = |name: &str, rows, width| {
+                    let stored = self.source.take_stacked(name, [count, rows, width], expert)?;
+                    self.made(stored).map_err(|error| Error::part(name, error))
+                };
                 let gate_up = gate_up
-                    .iter_mut()
-                    .flat_map(Iterator::next)
-                    .map(|weight| self.made(weight))
-                    .collect::<recant_core::Result<Vec<_>>>()?;
-                Ok(Mlp::new(self.options.backend, gate_up, self.made(down)?)?)
+                    .iter()
+                    .map(|(name, rows)| take(name, *rows, hidden))
+                    .collect::<Result<Vec<_>>>()?;
+                let down = take(&down, hidden, width)?;
+                Mlp::new(self.options.backend, gate_up, down).map_err(|error| Error::part(prefix, error))
             })
-            .map(|expert| expert.map_err(|error: recant_core::Error| Error::part(prefix, error)))
             .collect()
     }
 

@@ -6,7 +6,7 @@ use recant_core::candle::{DType, Device, Tensor};
 use recant_kernels::{
     ActivationPrecision, AttentionShape, Backend, GroupFormat, GroupWeights, Linear, Weight,
 };
-use recant_weights::{Norms, Source, Stored, StoredGroups};
+use recant_weights::{Coding, Norms, Source, Stored, StoredGroups};
 
 use crate::{
     AttentionWeights, Config, DecoderBlock, DeltaInputs, DeltaNetWeights, Error, Family, FeedForward, Ffn,
@@ -151,7 +151,7 @@ impl<'a> Assembly<'a> {
             }
             _ => Err(recant_core::Error::mismatch(
                 "a stored matrix",
-                "floats, or 8- or 4-bit groups",
+                "floats, or 8 or 4 bits in groups",
                 "another kind",
             )),
         }
@@ -299,17 +299,21 @@ impl<'a> Assembly<'a> {
 
 fn from_stored(groups: StoredGroups) -> recant_kernels::Result<GroupWeights> {
     let StoredGroups {
-        bits,
+        coding,
         group,
-        zero,
         quants,
         scales,
         biases,
     } = groups;
+    let coding = match coding {
+        Coding::Whole { bits, zero } => recant_kernels::Coding::Whole { bits, zero },
+        Coding::Table(table) => recant_kernels::Coding::Table(table),
+        Coding::E4m3 => recant_kernels::Coding::E4m3,
+    };
     // Rows that were moved or cut may be views.
     let whole = |tensor: Tensor| tensor.contiguous();
     let biases = biases.map(whole).transpose()?;
-    GroupWeights::new(bits, group, zero, whole(quants)?, whole(scales)?, biases)
+    GroupWeights::new(coding, group, whole(quants)?, whole(scales)?, biases)
 }
 
 /// Whether a matrix can be rounded to groups of this format: kernels read features in chunks of 32.

@@ -1,7 +1,7 @@
-//! Quantized blocks as groups of whole numbers, without loss.
+//! Quantized blocks as groups, without loss.
 //!
 //! A block of GGUF is some numbers of 2 to 8 bits, in an order that suits another program's kernels, with scales that may be
-//! packed themselves. Here each becomes groups of 8- or 4-bit numbers in the order of the matrix, `scale * (q - zero) + bias`.
+//! packed themselves. Here each becomes groups of 8 or 4 bits a number in the order of the matrix, `scale * number + bias`.
 //!
 //! Nothing is rounded. Scales that a block stores as f16 stay f16. In k-quants a group's scale is a product of an f16 `d`,
 //! which has 11 significant bits, and a whole number of at most 8: 19 bits, which an f32 holds with its 24; likewise their
@@ -12,6 +12,7 @@ use candle_core::DType;
 use half::f16;
 
 use super::types::GgmlType;
+use crate::Coding;
 
 /// Elements of the largest block.
 const MOST: usize = 256;
@@ -19,11 +20,9 @@ const MOST: usize = 256;
 /// What the blocks of a type become.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Layout {
-    /// Bits of a number: 8 or 4.
-    pub(super) bits: usize,
+    pub(super) coding: Coding,
     /// Elements that share a scale.
     pub(super) group: usize,
-    pub(super) zero: u8,
     /// Type of scales and biases.
     pub(super) scales: DType,
     pub(super) biased: bool,
@@ -51,33 +50,33 @@ impl Default for Block {
 impl Layout {
     /// The layout for a type, if its blocks are read here.
     pub(super) fn of(kind: GgmlType) -> Option<Self> {
-        let layout = |bits, group, zero, scales, decode| Self {
-            bits,
+        let layout = |coding, group, scales, decode| Self {
+            coding,
             group,
-            zero,
             scales,
             biased: false,
             decode,
         };
+        let whole = |bits, zero| Coding::Whole { bits, zero };
         let biased = |layout| Self {
             biased: true,
             ..layout
         };
         Some(match kind.name() {
-            "Q4_0" => layout(4, 32, 8, DType::F16, q4_0),
-            "Q4_1" => biased(layout(4, 32, 0, DType::F16, q4_1)),
-            "Q5_0" => layout(8, 32, 16, DType::F16, q5_0),
-            "Q5_1" => biased(layout(8, 32, 0, DType::F16, q5_1)),
-            "Q8_0" => layout(8, 32, 128, DType::F16, q8_0),
-            "Q2_K" => biased(layout(4, 16, 0, DType::F32, q2_k)),
-            "Q3_K" => layout(4, 16, 4, DType::F32, q3_k),
-            "Q4_K" => biased(layout(4, 32, 0, DType::F32, q4_k)),
-            "Q5_K" => biased(layout(8, 32, 0, DType::F32, q5_k)),
-            "Q6_K" => layout(8, 16, 32, DType::F32, q6_k),
-            "IQ4_NL" => layout(8, 32, 128, DType::F16, iq4_nl),
-            "IQ4_XS" => layout(8, 32, 128, DType::F32, iq4_xs),
+            "Q4_0" => layout(whole(4, 8), 32, DType::F16, q4_0),
+            "Q4_1" => biased(layout(whole(4, 0), 32, DType::F16, q4_1)),
+            "Q5_0" => layout(whole(8, 16), 32, DType::F16, q5_0),
+            "Q5_1" => biased(layout(whole(8, 0), 32, DType::F16, q5_1)),
+            "Q8_0" => layout(whole(8, 128), 32, DType::F16, q8_0),
+            "Q2_K" => biased(layout(whole(4, 0), 16, DType::F32, q2_k)),
+            "Q3_K" => layout(whole(4, 4), 16, DType::F32, q3_k),
+            "Q4_K" => biased(layout(whole(4, 0), 32, DType::F32, q4_k)),
+            "Q5_K" => biased(layout(whole(8, 0), 32, DType::F32, q5_k)),
+            "Q6_K" => layout(whole(8, 32), 16, DType::F32, q6_k),
+            "IQ4_NL" => layout(IQ4, 32, DType::F16, iq4_nl),
+            "IQ4_XS" => layout(IQ4, 32, DType::F32, iq4_xs),
             // Powers of two down to 2^-128: bf16 has them all.
-            "MXFP4" => layout(8, 32, 12, DType::BF16, mxfp4),
+            "MXFP4" => layout(Coding::DOUBLE_E2M1, 32, DType::BF16, mxfp4),
             _ => return None,
         })
     }
@@ -239,21 +238,13 @@ fn q6_k(bytes: &[u8], block: &mut Block) {
     }
 }
 
-/// What the 4-bit numbers of the IQ4 types stand for, plus 128.
-const IQ4: [u8; 16] = [
-    1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241,
-];
-
-fn look_up(table: &[u8; 16], quants: &mut [u8]) {
-    for q in quants {
-        *q = table[usize::from(*q & 15)];
-    }
-}
+const IQ4: Coding = Coding::Table([
+    -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
+]);
 
 fn iq4_nl(bytes: &[u8], block: &mut Block) {
     block.scales[0] = f16_at(bytes, 0);
     halves(&bytes[2..18], &mut block.quants[..32]);
-    look_up(&IQ4, &mut block.quants[..32]);
 }
 
 fn iq4_xs(bytes: &[u8], block: &mut Block) {
@@ -270,11 +261,7 @@ fn iq4_xs(bytes: &[u8], block: &mut Block) {
     {
         halves(bytes, to);
     }
-    look_up(&IQ4, &mut block.quants);
 }
-
-/// Twice the values of e2m1, plus 12.
-const E2M1: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
 
 fn mxfp4(bytes: &[u8], block: &mut Block) {
     // 2^(e - 127), halved since the values are doubled. The largest two would make weights that no f32 holds, and the last
@@ -285,5 +272,4 @@ fn mxfp4(bytes: &[u8], block: &mut Block) {
         _ => f32::INFINITY,
     };
     halves(&bytes[1..17], &mut block.quants[..32]);
-    look_up(&E2M1, &mut block.quants[..32]);
 }

@@ -60,13 +60,13 @@ pub(super) fn stored(
         return floats(kind, data, [rows, width], order).map(Stored::Float);
     };
     let stride = width / kind.block() * kind.bytes();
-    let groups = width / layout.group;
+    let (groups, bits) = (width / layout.group, layout.coding.bits());
     let columns = group_order(layout, groups, order)?;
-    let mut quants = vec![0_u8; rows * width * layout.bits / 8];
+    let mut quants = vec![0_u8; rows * width * bits / 8];
     let mut scales = vec![0.0_f32; rows * groups];
     let mut biases = vec![0.0_f32; if layout.biased { rows * groups } else { 0 }];
 
-    let (in_block, packed) = (kind.block() / layout.group, layout.group * layout.bits / 8);
+    let (in_block, packed) = (kind.block() / layout.group, layout.group * bits / 8);
     let mut block = Block::default();
     for row in 0..rows {
         let from = match order {
@@ -90,7 +90,7 @@ pub(super) fn stored(
                     ));
                 }
                 let numbers = &block.quants[i * layout.group..(i + 1) * layout.group];
-                pack(numbers, layout.bits, &mut quants[to * packed..(to + 1) * packed]);
+                pack(numbers, bits, &mut quants[to * packed..(to + 1) * packed]);
             }
         }
     }
@@ -110,10 +110,9 @@ pub(super) fn stored(
     };
     let told = |error: candle_core::Error| error.to_string();
     Ok(Stored::Groups(StoredGroups {
-        bits: layout.bits,
+        coding: layout.coding,
         group: layout.group,
-        zero: layout.zero,
-        quants: Tensor::from_vec(quants, (rows, width * layout.bits / 8), &Device::Cpu).map_err(told)?,
+        quants: Tensor::from_vec(quants, (rows, width * bits / 8), &Device::Cpu).map_err(told)?,
         scales: small(scales).map_err(told)?,
         biases: layout.biased.then(|| small(biases)).transpose().map_err(told)?,
     }))
@@ -160,6 +159,7 @@ mod tests {
     use candle_core::safetensors;
 
     use super::*;
+    use crate::Coding;
 
     const KINDS: [(&str, Option<GgmlDType>); 13] = [
         ("Q4_0", Some(GgmlDType::Q4_0)),
@@ -204,11 +204,17 @@ mod tests {
             .and_then(|x| x.to_vec1())
             .expect("quants");
         let (scales, biases) = (numbers(&groups.scales), groups.biases.as_ref().map(numbers));
-        let count = quants.len() * 8 / groups.bits;
+        let bits = groups.coding.bits();
+        let count = quants.len() * 8 / bits;
         let value = |i: usize| {
-            let q = quants[i * groups.bits / 8] >> (i * groups.bits % 8) & (0xff >> (8 - groups.bits));
+            let q = quants[i * bits / 8] >> (i * bits % 8) & (0xff >> (8 - bits));
             let group = i / groups.group;
-            let product = scales[group] * (f32::from(q) - f32::from(groups.zero));
+            let number = match groups.coding {
+                Coding::Whole { zero, .. } => f32::from(q) - f32::from(zero),
+                Coding::Table(table) => f32::from(table[usize::from(q)]),
+                Coding::E4m3 => panic!("no type of GGUF has such bytes"),
+            };
+            let product = scales[group] * number;
             product + biases.as_ref().map_or(0.0, |biases| biases[group])
         };
         (0..count).map(value).collect()

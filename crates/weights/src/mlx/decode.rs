@@ -6,11 +6,7 @@ use rayon::prelude::*;
 
 use super::{Mode, Packing};
 use crate::folder::Dtype;
-use crate::{Stored, StoredGroups};
-
-/// Twice the numbers of e2m1, plus [`ZERO`]: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives are halves of whole numbers.
-const E2M1: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
-const ZERO: u8 = 12;
+use crate::{Coding, Stored, StoredGroups};
 
 /// What a `global_scale` is divided by: the largest numbers of e4m3 and e2m1, multiplied.
 const GLOBAL: f32 = 448.0 * 6.0;
@@ -49,30 +45,25 @@ impl Matrix<'_> {
     pub(super) fn decode(&self) -> Result<Stored, Damage> {
         let scales = match self.packing.mode {
             Mode::Affine => self.tensor(self.scales, self.dtype())?,
-            Mode::Mxfp4 => self.powers()?,
+            Mode::Mxfp4 => self.halved_powers()?,
             Mode::Nvfp4 => self.small_floats()?,
-            Mode::Mxfp8 => return self.bytes(),
+            Mode::Mxfp8 => self.powers()?,
         };
-        let (bits, zero, quants) = match self.packing {
-            Packing { bits: 4, mode, .. } if mode != Mode::Affine => (8, ZERO, self.unpack::<4, 8>(E2M1)),
-            Packing { bits: 2, .. } => (4, 0, self.unpack::<2, 4>([0, 1, 2, 3])),
-            Packing { bits: 3, .. } => (4, 0, self.unpack::<3, 4>([0, 1, 2, 3, 4, 5, 6, 7])),
-            Packing { bits: 5, .. } => (
-                8,
-                0,
-                self.unpack::<5, 8>(std::array::from_fn::<u8, 32, _>(|i| i as u8)),
-            ),
-            Packing { bits: 6, .. } => (
-                8,
-                0,
-                self.unpack::<6, 8>(std::array::from_fn::<u8, 64, _>(|i| i as u8)),
-            ),
-            Packing { bits, .. } => (bits, 0, self.weight.to_vec()),
+        let (bits, quants) = match self.packing.bits {
+            2 => (4, self.unpack::<2, 4>()),
+            3 => (4, self.unpack::<3, 4>()),
+            5 => (8, self.unpack::<5, 8>()),
+            6 => (8, self.unpack::<6, 8>()),
+            bits => (bits, self.weight.to_vec()),
+        };
+        let coding = match self.packing.mode {
+            Mode::Affine => Coding::Whole { bits, zero: 0 },
+            Mode::Mxfp4 | Mode::Nvfp4 => Coding::DOUBLE_E2M1,
+            Mode::Mxfp8 => Coding::E4m3,
         };
         Ok(Stored::Groups(StoredGroups {
-            bits,
+            coding,
             group: self.packing.group,
-            zero,
             quants: self.shaped(quants, self.features * bits / 8)?,
             scales,
             biases: self
@@ -107,9 +98,8 @@ impl Matrix<'_> {
         Tensor::from_raw_buffer(bytes, dtype, &self.shape(self.groups()), &Device::Cpu)
     }
 
-    /// Numbers of `FROM` bits, looked up and written in `TO` bits.
-    fn unpack<const FROM: usize, const TO: usize>(&self, table: impl AsRef<[u8]> + Sync) -> Vec<u8> {
-        let table = table.as_ref();
+    /// Numbers of `FROM` bits, written in `TO` bits.
+    fn unpack<const FROM: usize, const TO: usize>(&self) -> Vec<u8> {
         let mut out = vec![0_u8; self.lead.iter().product::<usize>() * self.features * TO / 8];
         let rows = self.weight.par_chunks_exact(self.features * FROM / 8);
         out.par_chunks_exact_mut(self.features * TO / 8)
@@ -120,7 +110,7 @@ impl Matrix<'_> {
                     // A number may begin in one byte and end in the next.
                     let next = from.get(byte + 1).copied().unwrap_or(0);
                     let bits = u16::from_le_bytes([from[byte], next]) >> shift;
-                    table[usize::from(bits) & ((1 << FROM) - 1)]
+                    (bits & ((1 << FROM) - 1)) as u8
                 };
                 for (i, to) in to.iter_mut().enumerate() {
                     *to = if TO == 8 {
@@ -134,16 +124,24 @@ impl Matrix<'_> {
     }
 
     /// Scales of mxfp4: halves of powers of two. bf16 has the exponents of f32, and below them halves enough for 2^-128.
-    fn powers(&self) -> Result<Tensor, Damage> {
+    fn halved_powers(&self) -> Result<Tensor, Damage> {
         if let Some(at) = self.scales.iter().position(|s| *s > MOST_E8M0) {
             return Err(self.damaged(at, "an mxfp4 scale", self.scales[at]));
         }
-        let half = |s: &u8| match s {
-            0 => bf16::from_bits(0x20),
-            1 => bf16::from_bits(0x40),
-            s => bf16::from_bits(u16::from(s - 1) << 7),
-        };
-        Ok(self.shaped(self.scales.iter().map(half).collect(), self.groups())?)
+        let half = self.scales.iter().map(|s| bf16::from_f32(power(*s) / 2.0));
+        Ok(self.shaped(half.collect(), self.groups())?)
+    }
+
+    /// Scales of mxfp8: powers of two, which bf16 holds.
+    fn powers(&self) -> Result<Tensor, Damage> {
+        let group = self.packing.group;
+        let number = |i: usize| power(self.scales[i / group]) * e4m3(self.weight[i]);
+        let count = self.weight.len();
+        if let Some(at) = (0..count).into_par_iter().find_first(|i| !number(*i).is_finite()) {
+            return Err(self.damaged(at / group, "an mxfp8 number or its scale", self.weight[at]));
+        }
+        let powers = self.scales.iter().map(|s| bf16::from_f32(power(*s)));
+        Ok(self.shaped(powers.collect(), self.groups())?)
     }
 
     /// Scales of nvfp4, halved: four bits and an exponent, which bf16 holds. With a factor they are f32, rounded as MLX does:
@@ -170,28 +168,6 @@ impl Matrix<'_> {
         }
         let scaled = half.enumerate().map(|(i, s)| s * factors[i / per_matrix]);
         Ok(self.shaped(scaled.collect(), self.groups())?)
-    }
-
-    /// mxfp8: four bits and an exponent, in bf16; in f32 if one of them is too small for that.
-    fn bytes(&self) -> Result<Stored, Damage> {
-        let group = self.packing.group;
-        let number = |i: usize| power(self.scales[i / group]) * e4m3(self.weight[i]);
-        let count = self.weight.len();
-        if let Some(at) = (0..count).into_par_iter().find_first(|i| !number(*i).is_finite()) {
-            return Err(self.damaged(at / group, "an mxfp8 number or its scale", self.weight[at]));
-        }
-        let fits = |i: usize| bf16::from_f32(number(i)).to_f32() == number(i);
-        let tensor = if (0..count).into_par_iter().all(fits) {
-            let numbers: Vec<bf16> = (0..count)
-                .into_par_iter()
-                .map(|i| bf16::from_f32(number(i)))
-                .collect();
-            self.shaped(numbers, self.features)?
-        } else {
-            let numbers: Vec<f32> = (0..count).into_par_iter().map(number).collect();
-            self.shaped(numbers, self.features)?
-        };
-        Ok(Stored::Float(tensor))
     }
 
     fn damaged(&self, group: usize, what: &str, found: u8) -> Damage {
@@ -271,27 +247,30 @@ mod tests {
         })
     }
 
-    fn numbers(stored: &Stored) -> Vec<f32> {
-        let wide = |x: &Tensor| {
-            x.to_dtype(DType::F32)
-                .and_then(|x| x.flatten_all()?.to_vec1::<f32>())
+    fn numbers(stored: &Stored) -> Vec<f64> {
+        let Stored::Groups(groups) = stored else {
+            panic!("{stored:?}")
         };
-        match stored {
-            Stored::Float(tensor) => wide(tensor).expect("numbers"),
-            Stored::Groups(groups) => {
-                let quants = groups
-                    .quants
-                    .flatten_all()
-                    .and_then(|x| x.to_vec1::<u8>())
-                    .expect("quants");
-                let scales = wide(&groups.scales).expect("scales");
-                let quants = quants.iter().enumerate();
-                quants
-                    .map(|(i, q)| scales[i / groups.group] * (f32::from(*q) - f32::from(groups.zero)))
-                    .collect()
-            }
-        }
+        let scales = groups.scales.to_dtype(DType::F64);
+        let scales: Vec<f64> = scales.and_then(|x| x.flatten_all()?.to_vec1()).expect("scales");
+        let quants = groups.quants.flatten_all().and_then(|x| x.to_vec1::<u8>());
+        let quants = quants.expect("quants");
+        let numbers: Vec<f64> = match groups.coding {
+            Coding::Whole { .. } => panic!("{groups:?}"),
+            Coding::Table(table) => quants
+                .iter()
+                .flat_map(|q| [q & 15, q >> 4])
+                .map(|q| f64::from(table[usize::from(q)]))
+                .collect(),
+            Coding::E4m3 => quants.iter().map(|q| f64::from(e4m3(*q))).collect(),
+        };
+        let numbers = numbers.iter().enumerate();
+        numbers.map(|(i, x)| scales[i / groups.group] * x).collect()
     }
+
+    const E2M1: [f64; 16] = [
+        0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0,
+    ];
 
     #[test]
     fn the_smallest_and_the_largest_mxfp4_are_exact() {
@@ -299,9 +278,9 @@ mod tests {
         for scale in [0, 1, 2, 3, 127, 251, 252] {
             let power = 2.0_f64.powi(i32::from(scale) - 127);
             let found = numbers(&read(Mode::Mxfp4, &all, scale).expect("a matrix"));
-            let halves = E2M1.iter().cycle().map(|q| (f64::from(*q) - 12.0) / 2.0);
-            for (found, half) in found.iter().zip(halves) {
-                assert_eq!(f64::from(*found), half * power, "{scale}");
+            assert_eq!(found.len(), 32);
+            for (found, number) in found.iter().zip(E2M1.iter().cycle()) {
+                assert_eq!(*found, number * power, "{scale}");
             }
         }
         for scale in [253, 254, 255] {
@@ -311,25 +290,22 @@ mod tests {
     }
 
     #[test]
-    fn mxfp8_is_bf16_unless_a_number_is_too_small_for_it_and_refused_where_one_is_too_large() {
+    fn the_smallest_and_the_largest_mxfp8_are_exact_and_what_is_too_large_is_refused() {
         let row = |code: u8| vec![code; 32];
-        for (code, scale, dtype) in [
-            (0x01, 127, DType::BF16),
-            (0x7e, 246, DType::BF16),
-            (0x01, 247, DType::BF16),
-            (0x01, 3, DType::BF16),
-            // 2^-9 2^-125 is below the last bit of bf16.
-            (0x01, 2, DType::F32),
-            (0x0f, 0, DType::F32),
-            (0x00, 0, DType::BF16),
+        for (code, scale) in [
+            (0x01, 0),
+            (0x01, 1),
+            (0x01, 2),
+            (0x0f, 0),
+            (0x81, 127),
+            (0x7e, 246),
+            (0x01, 247),
+            (0x01, 254),
+            (0x00, 254),
         ] {
-            let stored = read(Mode::Mxfp8, &row(code), scale).expect("a matrix");
-            let Stored::Float(tensor) = &stored else {
-                panic!("{stored:?}")
-            };
-            assert_eq!(tensor.dtype(), dtype, "{code:#04x} {scale}");
+            let found = numbers(&read(Mode::Mxfp8, &row(code), scale).expect("a matrix"));
             let expected = f64::from(e4m3(code)) * 2.0_f64.powi(i32::from(scale) - 127);
-            assert_eq!(f64::from(numbers(&stored)[0]), expected, "{code:#04x} {scale}");
+            assert_eq!(found, vec![expected; 32], "{code:#04x} {scale}");
         }
         for (code, scale) in [(0x7e, 247), (0x7f, 127), (0xff, 127), (0x01, 255), (0x00, 255)] {
             let refused = read(Mode::Mxfp8, &row(code), scale).expect_err("no number");
