@@ -3,7 +3,7 @@
 use candle_core::{Result as CandleResult, Tensor, D};
 use recant_core::{Fold, RecordSlice};
 
-use crate::gated_delta::{check_fold, GatedDeltaShape, Weights};
+use crate::gated_delta::{check_fold, GatedDeltaShape, Weights, LEAST_SCALE};
 use crate::{DeltaAdvance, DeltaOutput, DeltaSegment, Result};
 
 use super::{norm, sigmoid};
@@ -21,34 +21,65 @@ impl Fold for DeltaFold {
 }
 
 fn fold(shape: &GatedDeltaShape, arrays: &[Tensor], slices: &[RecordSlice]) -> CandleResult<Vec<Tensor>> {
-    let (mut conv, mut state) = (arrays[0].clone(), arrays[1].clone());
+    let mut conv = arrays[0].clone();
+    let mut state = State::new(arrays);
     for slice in slices {
         for row in slice.rows.clone() {
             let at = |i: usize| slice.arrays[i].get(row);
-            state = apply(
-                &decayed(&state, &at(1)?)?,
-                &per_value_head(shape, &at(0)?)?,
-                &at(2)?,
-            )?;
+            state = state
+                .decayed(&at(1)?)?
+                .updated(&per_value_head(shape, &at(0)?)?, &at(2)?)?;
         }
         let input = slice.arrays[3].narrow(0, slice.rows.start, slice.rows.len())?;
         conv = last_rows(&Tensor::cat(&[&conv, &input], 0)?, shape.conv_kernel - 1)?;
     }
-    Ok(vec![conv, state])
+    Ok(vec![conv, state.numbers, state.scale])
 }
 
 fn last_rows(x: &Tensor, rows: usize) -> CandleResult<Tensor> {
     x.narrow(0, x.dim(0)? - rows, rows)?.copy()
 }
 
-/// `g S`, with `g` `[value_heads]`
-fn decayed(state: &Tensor, g: &Tensor) -> CandleResult<Tensor> {
-    state.broadcast_mul(&g.reshape(((), 1, 1))?)
+/// `scale` `[value_heads]` times `numbers` `[value_heads, key_dim, value_dim]`.
+struct State {
+    numbers: Tensor,
+    scale: Tensor,
 }
 
-/// `S + k u^T`, with `k` `[value_heads, key_dim]` and `u` `[value_heads, value_dim]`
-fn apply(decayed: &Tensor, k: &Tensor, u: &Tensor) -> CandleResult<Tensor> {
-    decayed + k.unsqueeze(2)?.broadcast_mul(&u.unsqueeze(1)?)?
+impl State {
+    fn new(arrays: &[Tensor]) -> Self {
+        Self {
+            numbers: arrays[1].clone(),
+            scale: arrays[2].clone(),
+        }
+    }
+
+    /// Times `g` `[value_heads]`: into the scale, and with it into the numbers where it gets too small.
+    fn decayed(&self, g: &Tensor) -> CandleResult<Self> {
+        let scale = (&self.scale * g)?;
+        let small = scale.lt(LEAST_SCALE)?;
+        let one = scale.ones_like()?;
+        let factor = small.where_cond(&scale, &one)?;
+        Ok(Self {
+            numbers: self.numbers.broadcast_mul(&factor.reshape(((), 1, 1))?)?,
+            scale: small.where_cond(&one, &scale)?,
+        })
+    }
+
+    /// Plus `k u^T`, with `k` `[value_heads, key_dim]` and `u` `[value_heads, value_dim]`.
+    fn updated(&self, k: &Tensor, u: &Tensor) -> CandleResult<Self> {
+        let u = u.broadcast_div(&self.scale.unsqueeze(1)?)?;
+        Ok(Self {
+            numbers: (&self.numbers + k.unsqueeze(2)?.broadcast_mul(&u.unsqueeze(1)?)?)?,
+            scale: self.scale.clone(),
+        })
+    }
+
+    /// What `k` `[value_heads, key_dim]` finds: `[value_heads, value_dim]`.
+    fn under(&self, k: &Tensor) -> CandleResult<Tensor> {
+        let found = self.numbers.broadcast_mul(&k.unsqueeze(2)?)?.sum(1)?;
+        found.broadcast_mul(&self.scale.unsqueeze(1)?)
+    }
 }
 
 /// A key head's row for each of its value heads.
@@ -132,7 +163,7 @@ fn one(weights: &Weights, x: &Tensor, segment: &DeltaSegment) -> CandleResult<(T
     let a = a.minimum(f32::MAX)?.maximum(f32::MIN)?;
     let decay = softplus(&a)?.broadcast_mul(&rate)?.neg()?.exp()?;
 
-    let mut state = replayed[1].clone();
+    let mut state = State::new(&replayed);
     let mut updates = Vec::with_capacity(rows);
     let mut outs = Vec::with_capacity(rows);
     for row in 0..rows {
@@ -140,11 +171,10 @@ fn one(weights: &Weights, x: &Tensor, segment: &DeltaSegment) -> CandleResult<(T
             per_value_head(shape, &q.get(row)?)?,
             per_value_head(shape, &k.get(row)?)?,
         );
-        let old = decayed(&state, &decay.get(row)?)?;
-        let kv = old.broadcast_mul(&k.unsqueeze(2)?)?.sum(1)?;
-        let u = (v.get(row)? - kv)?.broadcast_mul(&beta.get(row)?.unsqueeze(1)?)?;
-        state = apply(&old, &k, &u)?;
-        outs.push(state.broadcast_mul(&q.unsqueeze(2)?)?.sum(1)?);
+        let old = state.decayed(&decay.get(row)?)?;
+        let u = (v.get(row)? - old.under(&k)?)?.broadcast_mul(&beta.get(row)?.unsqueeze(1)?)?;
+        state = old.updated(&k, &u)?;
+        outs.push(state.under(&q)?);
         updates.push(u);
     }
     let stack = |parts: &[Tensor]| match parts.is_empty() {
@@ -161,7 +191,11 @@ fn one(weights: &Weights, x: &Tensor, segment: &DeltaSegment) -> CandleResult<(T
         }
     } else {
         DeltaAdvance {
-            arrays: vec![last_rows(&window, shape.conv_kernel - 1)?, state],
+            arrays: vec![
+                last_rows(&window, shape.conv_kernel - 1)?,
+                state.numbers,
+                state.scale,
+            ],
             records: Vec::new(),
         }
     };

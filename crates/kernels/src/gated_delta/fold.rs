@@ -5,7 +5,7 @@ use recant_core::{Fold, RecordSlice};
 
 use crate::pool::{self, Shared};
 use crate::simd;
-use crate::tensors::{tensor, Held};
+use crate::tensors::tensor;
 use crate::Result;
 
 use super::forward::{last_rows, records, rows_of, HeldRecords};
@@ -25,7 +25,9 @@ impl Fold for CpuFold {
 
 fn fold(shape: &GatedDeltaShape, arrays: &[Tensor], slices: &[RecordSlice]) -> Result<Vec<Tensor>> {
     check_fold(shape, arrays, slices)?;
-    let (conv, state) = (OP.hold("conv", &arrays[0])?, OP.hold("state", &arrays[1])?);
+    let [conv, state, scale] =
+        [("conv", 0), ("state", 1), ("scale", 2)].map(|(name, i)| OP.hold(name, &arrays[i]));
+    let (conv, state, scale) = (conv?, state?, scale?);
     let held = slices.iter().map(HeldRecords::new).collect::<Result<Vec<_>>>()?;
     let fold = records(shape, &held)?;
 
@@ -33,7 +35,8 @@ fn fold(shape: &GatedDeltaShape, arrays: &[Tensor], slices: &[RecordSlice]) -> R
     rows.extend(fold.iter().map(|record| record.input));
     let conv = last_rows(shape, &rows);
 
-    let mut state = Held::f32(&state)?.to_vec();
+    let mut state = state.f32()?.to_vec();
+    let mut new_scale = vec![0.0; shape.value_heads];
     let work = state.len() * (1 + fold.len());
     let shared = Shared::new(&mut state);
     let layer = Layer {
@@ -50,6 +53,8 @@ fn fold(shape: &GatedDeltaShape, arrays: &[Tensor], slices: &[RecordSlice]) -> R
         fold,
         replay: Vec::new(),
         state: State::Write(&shared),
+        scale: scale.f32()?,
+        new_scale: Some(Shared::new(&mut new_scale)),
         records: None,
         mixed: Shared::new(&mut []),
     };
@@ -70,5 +75,6 @@ fn fold(shape: &GatedDeltaShape, arrays: &[Tensor], slices: &[RecordSlice]) -> R
     Ok(vec![
         tensor(conv, arrays[0].dims())?,
         tensor(state, arrays[1].dims())?,
+        tensor(new_scale, arrays[2].dims())?,
     ])
 }

@@ -66,6 +66,7 @@ pub(super) fn last_rows(shape: &GatedDeltaShape, rows: &[&[f32]]) -> Vec<f32> {
 /// One segment's operands.
 struct HeldSegment<'t> {
     conv: Held<'t>,
+    scale: Held<'t>,
     /// The state, unless it is to be written.
     state: Option<Held<'t>>,
     fold: Vec<HeldRecords<'t>>,
@@ -76,6 +77,8 @@ struct HeldSegment<'t> {
 struct Given {
     /// The new window, if it moves.
     conv: Option<Vec<f32>>,
+    /// The new scale, if it moves.
+    scale: Option<Vec<f32>>,
     /// In the layout's order, if the call is recorded.
     records: Option<[Vec<f32>; 4]>,
 }
@@ -128,8 +131,12 @@ pub(super) fn forward(
         let records = step
             .recording
             .then(|| widths.map(|width| vec![0.0; rows * width]));
-        given.push(Given { conv, records });
-        inputs.push((x, *rows, fold, replay, history));
+        given.push(Given {
+            scale: conv.as_ref().map(|_| vec![0.0; shape.value_heads]),
+            conv,
+            records,
+        });
+        inputs.push((x, *rows, fold, replay, history, held.scale.f32()?));
         start += rows;
     }
 
@@ -140,7 +147,7 @@ pub(super) fn forward(
             let mut states = states.iter();
             let mut mixed = mixed.as_mut_slice();
             let mut ready = Vec::with_capacity(inputs.len());
-            for (((x, rows, fold, replay, history), held), given) in
+            for (((x, rows, fold, replay, history, scale), held), given) in
                 inputs.drain(..).zip(&held).zip(&mut given)
             {
                 let (own, rest) = std::mem::take(&mut mixed).split_at_mut(rows * shape.values());
@@ -153,7 +160,7 @@ pub(super) fn forward(
                         None => return,
                     },
                 };
-                work += (2 + 4 * rows + fold.len() + replay.len()) * shape.values() * shape.key_dim;
+                work += (2 + 3 * rows + fold.len() + replay.len()) * shape.values() * shape.key_dim;
                 ready.push(Segment {
                     projected: x,
                     rows,
@@ -161,6 +168,8 @@ pub(super) fn forward(
                     fold,
                     replay,
                     state,
+                    scale,
+                    new_scale: given.scale.as_mut().map(|scale| Shared::new(scale)),
                     records: given.records.as_mut().map(|records| {
                         let [key, decay, update, input] = records;
                         Records {
@@ -193,8 +202,12 @@ pub(super) fn forward(
             ],
             None => Vec::new(),
         };
+        let scale = match given.scale {
+            Some(scale) => tensor(scale, step.arrays[2].dims())?,
+            None => step.arrays[2].clone(),
+        };
         advances.push(DeltaAdvance {
-            arrays: vec![conv, step.arrays[1].clone()],
+            arrays: vec![conv, step.arrays[1].clone(), scale],
             records,
         });
     }
@@ -231,7 +244,7 @@ fn hold_segments<'t>(
 ) -> Result<(Vec<HeldSegment<'t>>, Vec<&'t Tensor>)> {
     let mut held = Vec::with_capacity(segments.len());
     let mut written = Vec::new();
-    let mut operands = Vec::with_capacity(1 + 6 * segments.len());
+    let mut operands = Vec::with_capacity(1 + 7 * segments.len());
     operands.push(Operand {
         address: projected.address(),
         name: "projected",
@@ -254,6 +267,8 @@ fn hold_segments<'t>(
         if step.writes() {
             written.push(&step.arrays[1]);
         }
+        let scale = OP.hold("scale", &step.arrays[2])?;
+        note(&scale, "scale", false);
         let mut hold_all = |slices: &'t [RecordSlice]| {
             let held = slices.iter().map(HeldRecords::new).collect::<Result<Vec<_>>>()?;
             for array in held.iter().flat_map(|held| &held.arrays) {
@@ -263,6 +278,7 @@ fn hold_segments<'t>(
         };
         held.push(HeldSegment {
             conv,
+            scale,
             fold: hold_all(&step.fold)?,
             replay: hold_all(&step.replay)?,
             state: (!step.writes()).then_some(state),

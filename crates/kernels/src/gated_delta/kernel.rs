@@ -20,6 +20,9 @@ const GROUP: usize = 8;
 /// Added to the sum of squares of a query or key.
 const L2_EPS: f32 = 1e-6;
 
+/// Scales below it go into the numbers: far from where an update divided by one would be infinite.
+pub(crate) const LEAST_SCALE: f32 = 1.0 / (1_u64 << 32) as f32;
+
 /// Weights as slices, and gates as far as they do not depend on a token.
 pub(super) struct Layer<'a> {
     pub(super) shape: &'a GatedDeltaShape,
@@ -43,7 +46,7 @@ pub(super) struct Record<'a> {
     pub(super) input: &'a [f32],
 }
 
-/// A state `[value_heads, key_dim, value_dim]`.
+/// The numbers of a state `[value_heads, key_dim, value_dim]`: the state is a head's scale times them.
 #[derive(Clone, Copy)]
 pub(super) enum State<'a> {
     Read(&'a [f32]),
@@ -68,6 +71,10 @@ pub(super) struct Segment<'a> {
     pub(super) fold: Vec<Record<'a>>,
     pub(super) replay: Vec<Record<'a>>,
     pub(super) state: State<'a>,
+    /// `[value_heads]`
+    pub(super) scale: &'a [f32],
+    /// `[value_heads]`: where the scale goes, if it moves.
+    pub(super) new_scale: Option<Shared<'a, f32>>,
     /// Where the records go, if the call is recorded.
     pub(super) records: Option<Records<'a>>,
     /// `[rows, value_heads * value_dim]`
@@ -273,8 +280,8 @@ struct Head<'a> {
 impl<'a> Head<'a> {
     /// Runs all tokens over the state columns `start..start + width`.
     ///
-    /// One walk over the tile folds records and decays the result for the first token, and one walk a token adds its update
-    /// and decays for the next: what a token needs of the state before its update is known when the walk before it ends.
+    /// One walk over the tile folds records, and one walk a token adds its update: what the next token finds under its key is
+    /// known when the walk before it ends.
     #[inline(always)]
     fn columns<S: Simd>(&mut self, s: S, start: usize, width: usize) {
         let Segment {
@@ -289,29 +296,54 @@ impl<'a> Head<'a> {
         let passes = (kept + replay.len().div_ceil(GROUP)).max(1);
         let mut groups = fold.chunks(GROUP).chain(replay.chunks(GROUP));
         let mut kv = [s.wide_splat(0.0); WIDTH];
+        let mut scale = self.segment.scale[self.head];
+        let mut folded = scale;
+        let mut token = None;
         for pass in 1..=passes {
             let last = pass == passes;
+            let records_of_pass = groups.next().unwrap_or_default();
+            let group = self.group(s, records_of_pass, &mut scale, start, width);
+            if pass == kept {
+                folded = scale;
+            }
+            if last {
+                token = self.token(0, scale);
+            }
             let pass = Pass {
                 from: (pass == 1).then_some(*state),
-                records: groups.next().unwrap_or_default(),
                 // A state that is not recorded is written once all tokens are in it.
                 keep: match records {
                     Some(_) => pass == kept,
                     None => last && *rows == 0,
                 },
-                next: if last { self.token(0) } else { None },
+                next: token,
             };
-            kv = self.pass(s, &pass, start, width);
+            kv = self.pass(s, &group, &pass, start, width);
         }
-        for row in 0..*rows {
+        let mut row = 0;
+        while let Some(Token { decay, .. }) = token {
+            scale = decay.scale;
             let at = row * self.wide + start;
-            let beta = s.wide_splat(self.betas[row]);
+            let (beta, minus, inverse) = (
+                s.wide_splat(self.betas[row]),
+                s.wide_splat(-scale),
+                s.wide_splat(decay.inverse()),
+            );
             let mut update = [0.0; COLUMNS];
+            let mut scaled = [s.wide_splat(0.0); WIDTH];
             let v = self.v[at..at + COLUMNS].as_chunks::<WIDE>().0;
-            for ((update, v), kv) in update.as_chunks_mut::<WIDE>().0.iter_mut().zip(v).zip(kv) {
-                s.wide_store(s.wide_mul(beta, s.wide_sub(s.wide_load(v), kv)), update);
+            for (((update, scaled), v), kv) in update
+                .as_chunks_mut::<WIDE>()
+                .0
+                .iter_mut()
+                .zip(&mut scaled)
+                .zip(v)
+                .zip(kv)
+            {
+                let u = s.wide_mul(beta, s.wide_fma(minus, kv, s.wide_load(v)));
+                s.wide_store(u, update);
+                *scaled = s.wide_mul(u, inverse);
             }
-            kv = self.advance(s, row, &update, start, width);
             if let Some(records) = records {
                 let shape = self.layer.shape;
                 let at = (row * shape.value_heads + self.head) * shape.value_dim + start;
@@ -319,31 +351,72 @@ impl<'a> Head<'a> {
                 let record = unsafe { records.update.part(at..at + width) };
                 record.copy_from_slice(&update[..width]);
             }
+            token = self.token(row + 1, scale);
+            kv = self.advance(s, (row, scale), scaled, token, start, width);
+            row += 1;
+        }
+        if let Some(new_scale) = &self.segment.new_scale {
+            let left = if records.is_some() { folded } else { scale };
+            // SAFETY: one unit has this value head.
+            unsafe { new_scale.part(self.head..self.head + 1) }.fill(left);
         }
     }
 
     /// What a walk does for the token of a row after it, if there is one.
-    fn token(&self, row: usize) -> Option<Token<'a>> {
+    fn token(&self, row: usize, scale: f32) -> Option<Token<'a>> {
         let key_dim = self.layer.shape.key_dim;
         (row < self.segment.rows).then(|| Token {
-            decay: self.decays[row],
+            decay: Decay::new(scale, self.decays[row]),
             key: &self.k[row * key_dim..][..key_dim],
         })
     }
 
-    /// Folds up to [`GROUP`] records into the tile in one walk over it: each row gets all of them while it is in registers.
+    /// What a walk is to know of up to [`GROUP`] records. Moves the scale behind them.
     #[inline(always)]
-    fn pass<S: Simd>(&mut self, s: S, pass: &Pass<'_>, start: usize, width: usize) -> [S::W; WIDTH] {
+    fn group<S: Simd>(
+        &self,
+        s: S,
+        records: &[Record<'a>],
+        scale: &mut f32,
+        start: usize,
+        width: usize,
+    ) -> Group<'a> {
+        let GatedDeltaShape {
+            key_dim, value_dim, ..
+        } = *self.layer.shape;
+        let mut group = Group {
+            len: records.len(),
+            decays: [Decay::NONE; GROUP],
+            keys: [&[]; GROUP],
+            updates: [[0.0; COLUMNS]; GROUP],
+        };
+        for (i, record) in records.iter().enumerate() {
+            let decay = Decay::new(*scale, record.decay[self.head]);
+            *scale = decay.scale;
+            group.decays[i] = decay;
+            group.keys[i] = &record.key[self.key_head * key_dim..][..key_dim];
+            let update = &mut group.updates[i];
+            update[..width].copy_from_slice(&record.update[self.head * value_dim + start..][..width]);
+            let inverse = s.wide_splat(decay.inverse());
+            for u in update.as_chunks_mut::<WIDE>().0 {
+                s.wide_store(s.wide_mul(s.wide_load(u), inverse), u);
+            }
+        }
+        group
+    }
+
+    /// Folds a group of records into the tile in one walk over it: each row gets all of them while it is in registers.
+    #[inline(always)]
+    fn pass<S: Simd>(
+        &mut self,
+        s: S,
+        group: &Group<'_>,
+        pass: &Pass<'_>,
+        start: usize,
+        width: usize,
+    ) -> [S::W; WIDTH] {
         let shape = self.layer.shape;
         let (key_dim, value_dim) = (shape.key_dim, shape.value_dim);
-        let mut decays = [s.wide_splat(0.0); GROUP];
-        let mut keys: [&[f32]; GROUP] = [&[]; GROUP];
-        let mut updates = [[0.0; COLUMNS]; GROUP];
-        for (i, record) in pass.records.iter().enumerate() {
-            decays[i] = s.wide_splat(record.decay[self.head]);
-            keys[i] = &record.key[self.key_head * key_dim..][..key_dim];
-            updates[i][..width].copy_from_slice(&record.update[self.head * value_dim + start..][..width]);
-        }
         let following = if start + width < value_dim {
             COLUMNS
         } else {
@@ -371,10 +444,12 @@ impl<'a> Head<'a> {
                 }
             }
             let mut x = wide(s, tile);
-            for ((g, key), update) in decays.iter().zip(keys).zip(&updates).take(pass.records.len()) {
+            let records = group.decays.iter().zip(group.keys).zip(&group.updates);
+            for ((decay, key), update) in records.take(group.len) {
+                decay.apply(s, &mut x);
                 let k = s.wide_splat(key[i]);
                 for (x, u) in x.iter_mut().zip(update.as_chunks::<WIDE>().0) {
-                    *x = s.wide_fma(k, s.wide_load(u), s.wide_mul(*g, *x));
+                    *x = s.wide_fma(k, s.wide_load(u), *x);
                 }
             }
             if pass.keep {
@@ -388,13 +463,14 @@ impl<'a> Head<'a> {
         kv
     }
 
-    /// Adds the update of a row's token to the tile, which is decayed for it, and takes its output.
+    /// Adds the update of a row's token, divided by the scale, to the tile, which is decayed for it, and takes its output.
     #[inline(always)]
     fn advance<S: Simd>(
         &mut self,
         s: S,
-        row: usize,
-        update: &[f32; COLUMNS],
+        (row, scale): (usize, f32),
+        update: [S::W; WIDTH],
+        next: Option<Token<'_>>,
         start: usize,
         width: usize,
     ) -> [S::W; WIDTH] {
@@ -403,9 +479,7 @@ impl<'a> Head<'a> {
         } = *self.layer.shape;
         let q = &self.q[row * key_dim..][..key_dim];
         let k = &self.k[row * key_dim..][..key_dim];
-        let next = self.token(row + 1);
         let keep = next.is_none() && self.segment.records.is_none();
-        let update = wide(s, update);
         let mut out = [s.wide_splat(0.0); WIDTH];
         let mut kv = [s.wide_splat(0.0); WIDTH];
         for (i, ((tile, q), k)) in self.tile.iter_mut().zip(q).zip(k).enumerate() {
@@ -424,11 +498,12 @@ impl<'a> Head<'a> {
             }
         }
         let at = row * self.wide + start;
+        let scale = s.wide_splat(scale);
         for (out, o) in out
             .into_iter()
             .zip(self.o[at..at + COLUMNS].as_chunks_mut::<WIDE>().0)
         {
-            s.wide_store(out, o);
+            s.wide_store(s.wide_mul(scale, out), o);
         }
         kv
     }
@@ -458,12 +533,63 @@ impl<'a> Head<'a> {
     }
 }
 
+/// What a token's decay does to a head's scale and numbers.
+#[derive(Clone, Copy)]
+struct Decay {
+    /// What the numbers are multiplied with: 1, but where the scale would get too small and goes into them.
+    factor: f32,
+    /// The scale after it.
+    scale: f32,
+}
+
+impl Decay {
+    const NONE: Self = Self {
+        factor: 1.0,
+        scale: 1.0,
+    };
+
+    fn new(scale: f32, decay: f32) -> Self {
+        let scale = scale * decay;
+        if scale < LEAST_SCALE {
+            Self {
+                factor: scale,
+                scale: 1.0,
+            }
+        } else {
+            Self { factor: 1.0, scale }
+        }
+    }
+
+    /// What an update is multiplied with before it is added to the numbers.
+    fn inverse(self) -> f32 {
+        1.0 / self.scale
+    }
+
+    #[inline(always)]
+    fn apply<S: Simd>(self, s: S, x: &mut [S::W; WIDTH]) {
+        if self.factor != 1.0 {
+            let factor = s.wide_splat(self.factor);
+            for x in x {
+                *x = s.wide_mul(factor, *x);
+            }
+        }
+    }
+}
+
+/// Records that are folded in one walk.
+struct Group<'a> {
+    len: usize,
+    decays: [Decay; GROUP],
+    /// `[key_dim]` each
+    keys: [&'a [f32]; GROUP],
+    /// Divided by the scale after their decay.
+    updates: [[f32; COLUMNS]; GROUP],
+}
+
 /// A walk that folds records.
 struct Pass<'a> {
     /// Where the tile comes from, if it is not there yet.
     from: Option<State<'a>>,
-    /// At most [`GROUP`].
-    records: &'a [Record<'a>],
     /// Whether the result is written to the state as well.
     keep: bool,
     /// The token that comes after it.
@@ -471,8 +597,9 @@ struct Pass<'a> {
 }
 
 /// A token that the state decays for.
+#[derive(Clone, Copy)]
 struct Token<'a> {
-    decay: f32,
+    decay: Decay,
     /// `[key_dim]`
     key: &'a [f32],
 }
@@ -481,9 +608,9 @@ impl Token<'_> {
     /// Decays row `i` of a tile and adds what the key finds there.
     #[inline(always)]
     fn meet<S: Simd>(&self, s: S, i: usize, x: &mut [S::W; WIDTH], kv: &mut [S::W; WIDTH]) {
-        let (g, k) = (s.wide_splat(self.decay), s.wide_splat(self.key[i]));
-        for (x, kv) in x.iter_mut().zip(kv) {
-            *x = s.wide_mul(g, *x);
+        self.decay.apply(s, x);
+        let k = s.wide_splat(self.key[i]);
+        for (x, kv) in x.iter().zip(kv) {
             *kv = s.wide_fma(*x, k, *kv);
         }
     }

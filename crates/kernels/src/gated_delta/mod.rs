@@ -5,6 +5,8 @@ mod forward;
 mod kernel;
 mod states;
 
+pub(crate) use kernel::LEAST_SCALE;
+
 use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
@@ -86,6 +88,10 @@ impl GatedDeltaShape {
 ///
 /// For each value head and token, with `S` `[key_dim, value_dim]`: `S = g S; u = beta (v - S^T k); S = S + k u^T;
 /// o = S^T q`. See [`GatedDelta::forward`].
+///
+/// `S` is held as one number of the head times a matrix, `S = c Z`, so that a decay costs no walk over the matrix:
+/// `c = g c; u = beta (v - c Z^T k); Z = Z + k (u / c)^T; o = c Z^T q`. Where `g c` falls below 2^-32 it goes into the matrix,
+/// `Z = g c Z; c = 1`, which depends on nothing but the tokens so far.
 pub struct GatedDelta {
     backend: Backend,
     weights: Arc<Weights>,
@@ -126,7 +132,7 @@ pub struct DeltaOutput {
 /// What a cache takes back: the arguments of [`RecurrentCache::finish`](recant_core::RecurrentCache::finish).
 #[derive(Debug)]
 pub struct DeltaAdvance {
-    /// `conv` and `state`. With [`Backend::Cpu`] the state is the tensor that came in, written in place.
+    /// `conv`, `state` and `scale`. With [`Backend::Cpu`] the state is the tensor that came in, written in place.
     pub arrays: Vec<Tensor>,
     /// `key`, `decay`, `update` and `input`, or nothing if the call was not recorded.
     pub records: Vec<Tensor>,
@@ -195,6 +201,7 @@ impl GatedDelta {
             arrays: vec![
                 array("conv", &[shape.conv_kernel - 1, shape.channels()]),
                 array("state", &[value_heads, key_dim, value_dim]),
+                array("scale", &[value_heads]),
             ],
             records: vec![
                 array("key", &[key_heads, key_dim]),
@@ -218,7 +225,7 @@ impl GatedDelta {
     ///
     /// # Shapes
     /// Arrays, f32: `conv` `[conv_kernel - 1, channels]`, the last rows before the convolution; `state`
-    /// `[value_heads, key_dim, value_dim]`. Records a token, f32: `key` `[key_heads, key_dim]`, normed; `decay`
+    /// `[value_heads, key_dim, value_dim]` and `scale` `[value_heads]`, whose product is the recurrent state. Records a token, f32: `key` `[key_heads, key_dim]`, normed; `decay`
     /// `[value_heads]`, the factor g; `update` `[value_heads, value_dim]`, the u of the step; `input` `[channels]`, the
     /// row before the convolution. Its fold leaves, bit for bit, what the step does.
     pub fn layout(&self) -> RecurrentLayout {
@@ -272,10 +279,13 @@ pub(crate) fn check_fold(shape: &GatedDeltaShape, arrays: &[Tensor], slices: &[R
     slices.iter().try_for_each(|slice| check_records(shape, slice))
 }
 
-/// Refuses arrays that are not `conv` and `state`.
+/// Refuses arrays that are not `conv`, `state` and `scale`.
 fn check_arrays(shape: &GatedDeltaShape, arrays: &[Tensor]) -> Result<()> {
-    let [conv, state] = arrays else {
-        return Err(OP.value(format!("{} arrays; expected `conv` and `state`", arrays.len())));
+    let [conv, state, scale] = arrays else {
+        return Err(OP.value(format!(
+            "{} arrays; expected `conv`, `state` and `scale`",
+            arrays.len()
+        )));
     };
     OP.shape("conv", conv, &[shape.conv_kernel - 1, shape.channels()])?;
     OP.shape(
@@ -283,8 +293,10 @@ fn check_arrays(shape: &GatedDeltaShape, arrays: &[Tensor]) -> Result<()> {
         state,
         &[shape.value_heads, shape.key_dim, shape.value_dim],
     )?;
+    OP.shape("scale", scale, &[shape.value_heads])?;
     OP.dtype("conv", conv, DType::F32)?;
-    OP.dtype("state", state, DType::F32)
+    OP.dtype("state", state, DType::F32)?;
+    OP.dtype("scale", scale, DType::F32)
 }
 
 /// Refuses records that are not `key`, `decay`, `update` and `input` of at least as many rows as count.
