@@ -84,13 +84,57 @@ fn bytes_at_their_ends_have_the_portable_bits() {
         let quants = Tensor::from_vec(quants, (64, 64 * bits / 8), &candle_core::Device::Cpu).expect("bytes");
         let scales = Tensor::ones((64, 2), DType::F32, &candle_core::Device::Cpu).expect("scales");
         for zero in [0, 8] {
-            let weights = GroupWeights::new(Coding::Whole { bits, zero }, 32, quants.clone(), scales.clone(), None);
+            let weights = GroupWeights::new(
+                Coding::Whole { bits, zero },
+                32,
+                quants.clone(),
+                scales.clone(),
+                None,
+            );
             let linear = Linear::new(Backend::Cpu, [weights.expect("groups")], None).expect("a layer");
             for sign in [1.0_f32, -1.0] {
                 let x = Tensor::full(sign, (5, 64), &candle_core::Device::Cpu).expect("rows");
                 same_on_all(&format!("{bits} bits, zero {zero}, {sign}"), || {
                     vec![linear.forward(&x).expect("rows")]
                 });
+            }
+        }
+    }
+}
+
+#[test]
+fn coded_linear_has_the_portable_bits() {
+    let mut numbers = Numbers(13);
+    let table = Coding::Table(std::array::from_fn(|_| (numbers.next() * 128.0) as i8));
+    // All positive, and the ends of the range.
+    let high = Coding::Table(std::array::from_fn(|i| 127 - i as i8));
+    let ends = Coding::Table(std::array::from_fn(|i| [-128, 127][i % 2]));
+    for (coding, group, affine, scales) in [
+        (table, 16, false, DType::BF16),
+        (table, 32, false, DType::F16),
+        (high, 64, true, DType::F32),
+        (ends, 32, false, DType::F32),
+        (Coding::E4m3, 16, false, DType::F32),
+        (Coding::E4m3, 32, false, DType::BF16),
+        (Coding::E4m3, 64, true, DType::F16),
+    ] {
+        for (out, width) in [(1, 64), (33, 320), (70, 1024)] {
+            let mut byte = || (numbers.next() * 128.0 + 128.0) as u8;
+            let shape = (out, width * coding.bits() / 8);
+            let quants = (0..shape.0 * shape.1).map(|_| byte()).collect();
+            let quants = Tensor::from_vec(quants, shape, &Device::Cpu).expect("bytes");
+            let [steps, biases] = [(); 2].map(|()| numbers.typed(&[out, width / group], scales));
+            let biases = affine.then_some(biases);
+            let weights = GroupWeights::new(coding, group, quants, steps, biases).expect("groups");
+            for activations in [ActivationPrecision::Int8, ActivationPrecision::Full] {
+                let weights = weights.clone().with_activations(activations);
+                let linear = Linear::new(Backend::Cpu, [weights], None).expect("a layer");
+                for rows in [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 50] {
+                    let x = numbers.tensor(&[rows, width]);
+                    let what =
+                        format!("{rows} rows by {out} x {width} {coding:?} of {group} {activations:?}");
+                    same_on_all(&what, || vec![linear.forward(&x).expect("rows")]);
+                }
             }
         }
     }

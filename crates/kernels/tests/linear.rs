@@ -4,7 +4,9 @@ mod common;
 
 use candle_core::{DType, Device, Tensor};
 use common::{distance, in_pool, rows, same, Numbers};
-use recant_kernels::{ActivationPrecision, Backend, Coding, Error, GroupFormat, GroupWeights, Linear, Weight};
+use recant_kernels::{
+    ActivationPrecision, Backend, Coding, Error, GroupFormat, GroupWeights, Linear, Weight,
+};
 
 const TYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
@@ -14,6 +16,64 @@ fn cpu(parts: &[Tensor], bias: Option<&Tensor>) -> Linear {
 
 fn whole(bits: usize, zero: u8) -> Coding {
     Coding::Whole { bits, zero }
+}
+
+const E2M1: Coding = Coding::Table([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]);
+const IQ4: Coding = Coding::Table([
+    -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
+]);
+
+/// E4M3 by its definition; none where a byte is no number.
+fn e4m3(byte: u8) -> Option<f32> {
+    let size = match (i32::from(byte >> 3 & 15), f32::from(byte & 7)) {
+        (15, 7.0) => return None,
+        (0, mantissa) => mantissa / 512.0,
+        (exponent, mantissa) => (1.0 + mantissa / 8.0) * 2.0_f32.powi(exponent - 7),
+    };
+    Some(if byte < 128 { size } else { -size })
+}
+
+/// What each of a table's or E4M3's bit patterns stands for.
+fn numbers_of(coding: Coding) -> Vec<Option<f32>> {
+    match coding {
+        Coding::Table(table) => table.map(|number| Some(f32::from(number))).into(),
+        _ => (0..=255).map(e4m3).collect(),
+    }
+}
+
+/// A matrix rounded to what a coding has, with a bias of every group if asked for.
+fn coded(weight: &Tensor, coding: Coding, group: usize, scales: DType, bias: Option<f32>) -> GroupWeights {
+    let (out, features) = weight.dims2().expect("a matrix");
+    let numbers = numbers_of(coding);
+    let largest = |of: &mut dyn Iterator<Item = f32>| {
+        let largest = of.max_by(|a, b| a.abs().total_cmp(&b.abs()));
+        largest.expect("a number")
+    };
+    let most = largest(&mut numbers.iter().copied().flatten());
+    let (mut codes, mut steps) = (Vec::new(), Vec::new());
+    for row in weight.to_vec2::<f32>().expect("rows") {
+        for x in row.chunks(group) {
+            let x: Vec<f32> = x.iter().map(|x| x - bias.unwrap_or(0.0)).collect();
+            // Of either sign, so that the largest weight is exact.
+            let step = largest(&mut x.iter().copied()) / most;
+            steps.push(step);
+            for x in x {
+                let apart = |number: &Option<f32>| number.map_or(f32::MAX, |n| (step * n - x).abs());
+                let nearest =
+                    (0..numbers.len()).min_by(|a, b| apart(&numbers[*a]).total_cmp(&apart(&numbers[*b])));
+                codes.push(nearest.expect("a number") as u8);
+            }
+        }
+    }
+    let quants = match coding.bits() {
+        4 => codes.chunks(2).map(|pair| pair[0] | pair[1] << 4).collect(),
+        _ => codes,
+    };
+    let quants = Tensor::from_vec(quants, (out, features * coding.bits() / 8), &Device::Cpu).expect("quants");
+    let steps = Tensor::from_vec(steps, (out, features / group), &Device::Cpu).expect("steps");
+    let biases = bias.map(|bias| Tensor::full(bias, (out, features / group), &Device::Cpu).expect("biases"));
+    let typed = |x: Tensor| x.to_dtype(scales).expect("a type");
+    GroupWeights::new(coding, group, quants, typed(steps), biases.map(typed)).expect("groups")
 }
 
 /// Every way to hold and to multiply a matrix whose input features are a multiple of 64.
@@ -46,6 +106,30 @@ fn every_kind(weight: &Tensor) -> Vec<(String, Weight)> {
                 kinds.push((format!("{format:?} {activations:?}"), weights.into()));
             }
         }
+    }
+    let row = weight.dims()[1];
+    for (coding, group, scales, bias) in [
+        (E2M1, 16, DType::BF16, None),
+        (E2M1, 32, DType::F32, Some(0.125)),
+        (IQ4, 32, DType::F16, None),
+        (IQ4, 64, DType::F32, None),
+    ] {
+        let weights = coded(weight, coding, group, scales, bias);
+        for activations in [ActivationPrecision::Int8, ActivationPrecision::Full] {
+            let weights = weights.clone().with_activations(activations);
+            kinds.push((format!("{coding:?} of {group} {activations:?}"), weights.into()));
+        }
+    }
+    for (group, scales, bias) in [
+        (16, DType::F32, None),
+        (32, DType::BF16, None),
+        (64, DType::F16, Some(0.125)),
+        (row, DType::F32, None),
+    ] {
+        // Activations are not rounded, although that is what is asked for.
+        let weights = coded(weight, Coding::E4m3, group, scales, bias);
+        let weights = weights.with_activations(ActivationPrecision::Int8);
+        kinds.push((format!("E4M3 of {group} Full"), weights.into()));
     }
     kinds
 }
@@ -166,7 +250,8 @@ fn a_stored_zero_a_scale_and_a_bias_mean_what_they_say() {
     let mut quants = vec![0x21_u8; 32];
     quants[16..].fill(0xf0);
     let quants = Tensor::from_vec(quants, (2, 16), &Device::Cpu).expect("quants");
-    let with = GroupWeights::new(whole(4, 0), 32, quants.clone(), scales.clone(), Some(biases)).expect("groups");
+    let with =
+        GroupWeights::new(whole(4, 0), 32, quants.clone(), scales.clone(), Some(biases)).expect("groups");
     let rows = with
         .dequantize()
         .and_then(|x| Ok(x.to_vec2::<f32>()?))
@@ -184,6 +269,68 @@ fn a_stored_zero_a_scale_and_a_bias_mean_what_they_say() {
         [rows[0][0], rows[0][1], rows[1][0], rows[1][1]],
         [-3.5, -3.0, -16.0, 14.0]
     );
+}
+
+#[test]
+fn codes_stand_for_the_numbers_of_their_definition() {
+    for coding in [E2M1, IQ4, Coding::E4m3] {
+        // Row i is a code again and again; scales are powers of two.
+        let numbers = numbers_of(coding);
+        let (out, bytes) = (numbers.len(), 32 * coding.bits() / 8);
+        let quants = (0..out)
+            .flat_map(|code| vec![if out == 16 { code * 17 } else { code } as u8; bytes])
+            .collect();
+        let quants = Tensor::from_vec(quants, (out, bytes), &Device::Cpu).expect("quants");
+        let scales = Tensor::full(0.25_f32, (out, 1), &Device::Cpu).expect("scales");
+        let weights = GroupWeights::new(coding, 32, quants, scales, None).expect("groups");
+        let weights = weights.with_activations(ActivationPrecision::Full);
+        let wide = weights.dequantize().expect("f32");
+        let linear = Linear::new(Backend::Cpu, [weights], None).expect("a layer");
+        let gathered = linear.gather(&(0..out as u32).collect::<Vec<_>>()).expect("rows");
+        let unit = Tensor::eye(32, DType::F32, &Device::Cpu).expect("rows");
+        let products = linear.forward(&unit).and_then(|y| Ok(y.t()?)).expect("columns");
+        for found in [wide, gathered, products] {
+            for (row, number) in found.to_vec2::<f32>().expect("rows").into_iter().zip(&numbers) {
+                if let Some(number) = number {
+                    assert_eq!(row, [number / 4.0; 32], "{coding:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn codes_are_held_in_their_own_bits() {
+    let weight = Numbers(28).tensor(&[64, 128]);
+    for (coding, group, scales, bytes) in [
+        (E2M1, 16, DType::BF16, 64 * 64 + 64 * 8 * 2),
+        (IQ4, 32, DType::F16, 64 * 64 + 64 * 4 * 2),
+        (Coding::E4m3, 32, DType::BF16, 64 * 128 + 64 * 4 * 2),
+        (Coding::E4m3, 128, DType::F32, 64 * 128 + 64 * 4),
+    ] {
+        let weights = coded(&weight, coding, group, scales, None);
+        let linear = Linear::new(Backend::Cpu, [weights], None).expect("a layer");
+        assert_eq!(linear.bytes(), bytes, "{coding:?} of {group}");
+    }
+}
+
+/// Of the largest and the smallest scales there is no product of a scale and a power of two that a kernel needs by itself.
+#[test]
+fn e4m3_of_any_scale_has_the_products_of_its_weights() {
+    for scale in [2.0_f32.powi(127), 2.0_f32.powi(-127), -1.0] {
+        for code in [0x01_u8, 0x08, 0x38] {
+            let quants = Tensor::full(code, (1, 32), &Device::Cpu).expect("quants");
+            let scales = Tensor::full(scale, (1, 1), &Device::Cpu).expect("scales");
+            let weights = GroupWeights::new(Coding::E4m3, 32, quants, scales, None).expect("groups");
+            let linear = Linear::new(Backend::Cpu, [weights], None).expect("a layer");
+            let mut x = vec![0.0_f32; 32];
+            x[5] = 1.0;
+            let x = Tensor::from_vec(x, (1, 32), &Device::Cpu).expect("a row");
+            let y = linear.forward(&x).and_then(|y| Ok(y.to_vec2::<f32>()?));
+            let number = e4m3(code).expect("a number");
+            assert_eq!(y.expect("a row")[0][0], scale * number, "{scale:e} {code:#04x}");
+        }
+    }
 }
 
 #[test]
@@ -329,6 +476,13 @@ fn groups_that_do_not_fit_are_refused_by_name() {
             .map(|_| ())
             .map_err(|e| e.to_string())
     };
+    let new_coded = |coding, width| {
+        GroupWeights::new(coding, 32, bytes(3, width), numbers(3, 2), None)
+            .map(|_| ())
+            .map_err(|e| e.to_string())
+    };
+    assert_eq!(new_coded(E2M1, 32), Ok(()));
+    assert_eq!(new_coded(Coding::E4m3, 64), Ok(()));
     assert_eq!(new(8, 32, 128, bytes(3, 64), numbers(3, 2), None), Ok(()));
     assert_eq!(new(8, 16, 128, bytes(3, 64), numbers(3, 4), None), Ok(()));
     for (result, said) in [
@@ -342,6 +496,8 @@ fn groups_that_do_not_fit_are_refused_by_name() {
         (new(4, 32, 16, bytes(3, 32), numbers(3, 2), None), "zero of 16"),
         (new(4, 32, 8, bytes(3, 64), numbers(3, 2), None), "`quants`"),
         (new(8, 32, 8, numbers(3, 64), numbers(3, 2), None), "`quants`"),
+        (new_coded(E2M1, 64), "`quants`"),
+        (new_coded(Coding::E4m3, 32), "`quants`"),
         (new(8, 32, 8, bytes(3, 64), bytes(3, 2), None), "`scales`"),
         (new(8, 32, 8, bytes(3, 0), numbers(3, 0), None), "`scales`"),
         (

@@ -136,7 +136,6 @@ impl<'a> Numbers<'a> {
 /// The elements of [`GroupWeights`].
 pub(super) struct Groups<'a> {
     pub(super) in_features: usize,
-    pub(super) coding: Coding,
     pub(super) group: usize,
     pub(super) quants: &'a [u8],
     pub(super) scales: Numbers<'a>,
@@ -162,7 +161,11 @@ impl GroupWeights {
     ) -> Result<Self> {
         let bits = coding.bits();
         check(bits, group)?;
-        if let Coding::Whole { bits: 4, zero: zero @ 16.. } = coding {
+        if let Coding::Whole {
+            bits: 4,
+            zero: zero @ 16..,
+        } = coding
+        {
             return Err(OP.value(format!("a zero of {zero}, which is no number of 4 bits")));
         }
         let [out, groups] = *scales.dims() else {
@@ -224,7 +227,8 @@ impl GroupWeights {
         let bits = self.coding.bits();
         let mask = ((1_u16 << bits) - 1) as u8;
         let weight = |i: usize| {
-            let number = self.coding.number((quants[i * bits / 8] >> (i * bits % 8)) & mask);
+            let q = (quants[i * bits / 8] >> (i * bits % 8)) & mask;
+            let number = self.coding.number(q);
             match &biases {
                 Some(biases) => scales[i / self.group].mul_add(number, biases[i / self.group]),
                 None => scales[i / self.group] * number,
@@ -306,7 +310,6 @@ impl HeldGroups<'_> {
         let dtype = self.of.scales.dtype();
         Ok(Groups {
             in_features: self.of.in_features(),
-            coding: self.of.coding,
             group: self.of.group,
             quants: self.quants.slice()?,
             scales: Numbers::of(&self.scales, dtype)?,

@@ -5,7 +5,8 @@ use std::ops::Range;
 use crate::pool::{self, Shared};
 use crate::simd::{Line, Simd, WIDE};
 
-use super::format::{Coding, Groups};
+use super::codes::{Bytes, Code, Nibbles};
+use super::format::Groups;
 use super::kernel::{Matrix, Tile, STRIPS, TILE};
 use super::lines::Lines;
 use super::rows::{self, ByteRows, FloatRows, CHUNK};
@@ -16,15 +17,13 @@ const fn lines_of(bits: usize) -> usize {
     CHUNK * bits * WIDE / 8 / size_of::<Line>()
 }
 
-/// A weight matrix of `BITS` bits: `[tile][chunk][line][strip]`, zeros after the last output.
-///
-/// Of 8 bits, line `i` of a strip's chunk has for each output the features `4 i ..` of the chunk, side by side. Of 4 bits, it
-/// has the features `8 i ..`: of each output's four bytes the low halves have the first four, the high halves the rest.
-pub(super) struct Packed<const BITS: usize> {
+/// A weight matrix: `[tile][chunk][line][strip]`, zeros after the last output. A line has some of a chunk's features, in order,
+/// for each output of a strip; which bits of it are whose, the code says.
+pub(super) struct Packed<C> {
+    code: C,
     lines: Lines,
     scales: Scales,
     biases: Option<Scales>,
-    zero: u8,
     /// Features of a partial sum.
     step: usize,
     /// Steps of a group.
@@ -35,16 +34,16 @@ pub(super) struct Packed<const BITS: usize> {
     out_features: usize,
 }
 
-impl<const BITS: usize> Packed<BITS> {
-    const LINES: usize = lines_of(BITS);
+impl<C: Code> Packed<C> {
+    const LINES: usize = lines_of(C::BITS);
 
     /// Packs matrices of one format, stacked by output row.
-    pub(super) fn new(parts: &[&Groups<'_>]) -> Self {
+    pub(super) fn new(code: C, parts: &[&Groups<'_>]) -> Self {
         let format = parts[0];
         let chunks = format.in_features / CHUNK;
         let rows: Vec<&[u8]> = parts
             .iter()
-            .flat_map(|part| part.quants.chunks_exact(part.in_features * BITS / 8))
+            .flat_map(|part| part.quants.chunks_exact(part.in_features * C::BITS / 8))
             .collect();
         let tiles = rows.len().div_ceil(TILE);
         let len = chunks * STRIPS * Self::LINES;
@@ -55,8 +54,8 @@ impl<const BITS: usize> Packed<BITS> {
             let lines = unsafe { shared.part(tile * len..(tile + 1) * len) };
             for (output, row) in rows[tile * TILE..].iter().take(TILE).enumerate() {
                 for feature in 0..chunks * CHUNK {
-                    let (line, byte, shift) = place(BITS, output, feature);
-                    lines[line].0[byte] |= stored(BITS, row, feature) << shift;
+                    let (line, byte, shift) = place::<C>(output, feature);
+                    lines[line].0[byte] |= stored(C::BITS, row, feature) << shift;
                 }
             }
         });
@@ -65,19 +64,20 @@ impl<const BITS: usize> Packed<BITS> {
         let scales: Vec<_> = parts.iter().map(|part| part.scales).collect();
         let biases: Option<Vec<_>> = parts.iter().map(|part| part.biases).collect();
         Self {
+            code,
             lines,
             scales: Scales::new(&scales, groups),
             biases: biases.map(|biases| Scales::new(&biases, groups)),
-            zero: match format.coding {
-                Coding::Whole { zero, .. } => zero,
-                _ => 0,
-            },
             step,
             per_group: format.group / step,
             steps: format.in_features / step,
             step_lines: std::hint::black_box(STRIPS * Self::LINES * step / CHUNK),
             out_features: rows.len(),
         }
+    }
+
+    pub(super) fn code(&self) -> C {
+        self.code
     }
 
     pub(super) fn in_features(&self) -> usize {
@@ -99,28 +99,22 @@ impl<const BITS: usize> Packed<BITS> {
         self.step
     }
 
-    /// What [`ByteRows`] are to begin a step's sum with, times the sum of its bytes.
-    pub(super) fn start(&self, byte_offset: i32) -> i32 {
-        let offset = if BITS == 8 { byte_offset } else { 0 };
-        offset - i32::from(self.zero)
-    }
-
-    /// The number of an output and a feature.
+    /// The bits of an output and a feature.
     fn quant(&self, output: usize, feature: usize) -> u8 {
-        let (line, byte, shift) = place(BITS, output % TILE, feature);
+        let (line, byte, shift) = place::<C>(output % TILE, feature);
         let tile = output / TILE * self.steps * self.step_lines;
-        (self.lines[tile + line].0[byte] >> shift) & mask(BITS)
+        (self.lines[tile + line].0[byte] >> shift) & mask(C::BITS)
     }
 
-    /// One output's weights: `scale * (q - zero) + bias`, rounded once where there is a bias.
+    /// One output's weights: `scale * number + bias`, rounded once.
     pub(super) fn row(&self, row: usize) -> impl Iterator<Item = f32> + '_ {
         (0..self.in_features()).map(move |feature| {
             let group = feature / self.step / self.per_group;
-            let centred = f32::from(self.quant(row, feature)) - f32::from(self.zero);
+            let number = self.code.number(self.quant(row, feature));
             let scale = self.scales.get(row, group);
             match &self.biases {
-                Some(biases) => scale.mul_add(centred, biases.get(row, group)),
-                None => scale * centred,
+                Some(biases) => scale.mul_add(number, biases.get(row, group)),
+                None => scale * number,
             }
         })
     }
@@ -131,7 +125,7 @@ impl<const BITS: usize> Packed<BITS> {
         let mut lines = Lines::new(outputs.len().div_ceil(TILE) * len);
         for (to, from) in outputs.iter().enumerate() {
             for feature in 0..self.in_features() {
-                let (line, byte, shift) = place(BITS, to % TILE, feature);
+                let (line, byte, shift) = place::<C>(to % TILE, feature);
                 lines[to / TILE * len + line].0[byte] |= self.quant(*from as usize, feature) << shift;
             }
         }
@@ -182,17 +176,17 @@ fn stored(bits: usize, row: &[u8], feature: usize) -> u8 {
 }
 
 /// Line in the tile, byte in the line and shift in the byte of a weight.
-fn place(bits: usize, output: usize, feature: usize) -> (usize, usize, u32) {
-    let per_line = CHUNK / lines_of(bits);
+fn place<C: Code>(output: usize, feature: usize) -> (usize, usize, u32) {
+    let per_line = CHUNK / lines_of(C::BITS);
     let line = feature / per_line * STRIPS + output / WIDE;
-    let in_line = feature % per_line;
-    (line, output % WIDE * 4 + in_line % 4, (in_line / 4 * 4) as u32)
+    let (byte, shift) = C::place(output % WIDE, feature % per_line);
+    (line, byte, shift)
 }
 
 /// Activations of full width: a lane sums the products of a step in order, and adds its scale times that to the total.
-pub(super) struct Full<'a, const BITS: usize>(pub(super) &'a Packed<BITS>);
+pub(super) struct Full<'a, C>(pub(super) &'a Packed<C>);
 
-impl<const BITS: usize> Matrix for Full<'_, BITS> {
+impl<C: Code> Matrix for Full<'_, C> {
     type Rows = FloatRows;
 
     fn in_features(&self) -> usize {
@@ -222,7 +216,7 @@ impl<const BITS: usize> Matrix for Full<'_, BITS> {
     }
 }
 
-impl<const BITS: usize> Full<'_, BITS> {
+impl<C: Code> Full<'_, C> {
     /// Adds the products of `W` strips from `first` on.
     #[inline(always)]
     #[expect(clippy::too_many_arguments, reason = "those of `Matrix::add`, and the strip")]
@@ -236,8 +230,8 @@ impl<const BITS: usize> Full<'_, BITS> {
         first: usize,
         totals: &mut [Tile; R],
     ) {
-        let per_line = CHUNK / Packed::<BITS>::LINES;
-        let zero = s.wide_splat(f32::from(self.0.zero));
+        let per_line = CHUNK / Packed::<C>::LINES;
+        let constant = self.0.code.constant(s);
         let width = self.0.step;
         for step in features.start / width..features.end / width {
             let lines = self.0.lines(tile, step);
@@ -246,16 +240,17 @@ impl<const BITS: usize> Full<'_, BITS> {
             for (lines, x) in lines.chunks_exact(STRIPS).zip(x.chunks_exact(per_line)) {
                 let lines = &lines[first..first + W];
                 s.ask(lines);
-                for (feature, x) in x.iter().enumerate() {
-                    let shift = (feature % 4 * 8 + feature / 4 * 4) as i32;
-                    let mut weights = [s.wide_splat(0.0); W];
-                    for (weight, line) in weights.iter_mut().zip(lines) {
-                        *weight = s.wide_sub(s.bits(line, shift, i32::from(mask(BITS))), zero);
+                for (pair, x) in x.as_chunks::<2>().0.iter().enumerate() {
+                    let mut weights = [[s.wide_splat(0.0); 2]; W];
+                    for (weights, line) in weights.iter_mut().zip(lines) {
+                        *weights = C::widen(s, constant, line, pair);
                     }
-                    for (parts, x) in parts.iter_mut().zip(x) {
-                        let x = s.wide_splat(*x);
-                        for (part, weight) in parts.iter_mut().zip(weights) {
-                            *part = s.wide_fma(x, weight, *part);
+                    for (feature, x) in x.iter().enumerate() {
+                        for (parts, x) in parts.iter_mut().zip(x) {
+                            let x = s.wide_splat(*x);
+                            for (part, weights) in parts.iter_mut().zip(&weights) {
+                                *part = s.wide_fma(x, weights[feature], *part);
+                            }
                         }
                     }
                 }
@@ -263,8 +258,8 @@ impl<const BITS: usize> Full<'_, BITS> {
             let scales = self.0.scales.load(s, tile, step / self.0.per_group);
             for (totals, parts) in totals.iter_mut().zip(&parts) {
                 for (i, part) in parts.iter().enumerate() {
-                    let total = &mut totals[first + i];
-                    s.wide_store(s.wide_fma(scales[first + i], *part, s.wide_load(total)), total);
+                    let (part, total) = (C::whole(s, constant, *part), &mut totals[first + i]);
+                    s.wide_store(s.wide_fma(scales[first + i], part, s.wide_load(total)), total);
                 }
             }
             self.0
@@ -273,11 +268,82 @@ impl<const BITS: usize> Full<'_, BITS> {
     }
 }
 
+/// What a [`Whole`] multiplies with whole numbers.
+pub(super) trait Dot: Copy + Sync {
+    type Code: Code;
+
+    /// Sums of products of a step's lines, as those of [`Simd`].
+    fn dot<S: Simd, const R: usize>(
+        self,
+        s: S,
+        lines: &[Line],
+        x: &[[i32; R]],
+        from: &[i32; R],
+    ) -> [[S::W; STRIPS]; R];
+}
+
+/// Bytes.
+#[derive(Clone, Copy)]
+pub(super) struct ByBytes;
+
+impl Dot for ByBytes {
+    type Code = Bytes;
+
+    #[inline(always)]
+    fn dot<S: Simd, const R: usize>(
+        self,
+        s: S,
+        lines: &[Line],
+        x: &[[i32; R]],
+        from: &[i32; R],
+    ) -> [[S::W; STRIPS]; R] {
+        s.dot_bytes(lines, x, from)
+    }
+}
+
+/// Half bytes as they are.
+#[derive(Clone, Copy)]
+pub(super) struct ByNibbles;
+
+impl Dot for ByNibbles {
+    type Code = Nibbles;
+
+    #[inline(always)]
+    fn dot<S: Simd, const R: usize>(
+        self,
+        s: S,
+        lines: &[Line],
+        x: &[[i32; R]],
+        from: &[i32; R],
+    ) -> [[S::W; STRIPS]; R] {
+        s.dot_nibbles(lines, x, from)
+    }
+}
+
+/// What a table of bytes has for half bytes.
+#[derive(Clone, Copy)]
+pub(super) struct ByTable(pub(super) [u8; 16]);
+
+impl Dot for ByTable {
+    type Code = Nibbles;
+
+    #[inline(always)]
+    fn dot<S: Simd, const R: usize>(
+        self,
+        s: S,
+        lines: &[Line],
+        x: &[[i32; R]],
+        from: &[i32; R],
+    ) -> [[S::W; STRIPS]; R] {
+        s.dot_codes(lines, &self.0, x, from)
+    }
+}
+
 /// Activations of 8 bits: a lane sums the products of a step exactly, in whole numbers, and adds the product of both scales
 /// times that to the total.
-pub(super) struct Whole<'a, const BITS: usize>(pub(super) &'a Packed<BITS>);
+pub(super) struct Whole<'a, D: Dot>(pub(super) &'a Packed<D::Code>, pub(super) D);
 
-impl<const BITS: usize> Matrix for Whole<'_, BITS> {
+impl<D: Dot> Matrix for Whole<'_, D> {
     type Rows = ByteRows;
 
     fn in_features(&self) -> usize {
@@ -300,13 +366,8 @@ impl<const BITS: usize> Matrix for Whole<'_, BITS> {
     ) {
         let width = self.0.step;
         for step in features.start / width..features.end / width {
-            let lines = self.0.lines(tile, step);
             let x = rows.step::<R>(group, step);
-            let dots = if BITS == 8 {
-                s.dot_bytes(lines, x.quads, x.starts)
-            } else {
-                s.dot_nibbles(lines, x.quads, x.starts)
-            };
+            let dots = self.1.dot(s, self.0.lines(tile, step), x.quads, x.starts);
             let scales = self.0.scales.load(s, tile, step / self.0.per_group);
             for ((totals, dots), d) in totals.iter_mut().zip(&dots).zip(x.scales) {
                 let d = s.wide_splat(*d);

@@ -1,5 +1,6 @@
 //! Linear layers.
 
+mod codes;
 mod floats;
 mod format;
 mod groups;
@@ -40,7 +41,7 @@ const MOST_TILES: usize = 8;
 pub enum Weight {
     /// `[out, in]`, f32, bf16 or f16.
     Float(Tensor),
-    /// 8 or 4 bits in groups.
+    /// 8 or 4 bits a weight, in groups.
     Groups(GroupWeights),
 }
 

@@ -7,9 +7,10 @@ use crate::simd::{self, Isa};
 use crate::tensors::Held;
 use crate::Result;
 
+use super::codes::{Bytes, E4m3, Nibbles};
 use super::floats::{Element, Floats};
 use super::format::{Coding, HeldGroups};
-use super::groups::{Full, Packed, Whole};
+use super::groups::{ByBytes, ByNibbles, ByTable, Full, Packed, Whole};
 use super::kernel::{Columns, Matrix, Task, TILE};
 use super::rows::{ByteRows, FloatRows, Grouping};
 use super::{ActivationPrecision, Weight, OP};
@@ -26,8 +27,9 @@ enum Kind {
     F32(Floats<f32>),
     Bf16(Floats<bf16>),
     F16(Floats<f16>),
-    Bytes(Packed<8>),
-    Nibbles(Packed<4>),
+    Bytes(Packed<Bytes>),
+    Nibbles(Packed<Nibbles>),
+    E4m3(Packed<E4m3>),
 }
 
 /// Activations as a part reads them.
@@ -50,6 +52,7 @@ macro_rules! each {
             Kind::F16($matrix) => $body,
             Kind::Bytes($matrix) => $body,
             Kind::Nibbles($matrix) => $body,
+            Kind::E4m3($matrix) => $body,
         }
     };
 }
@@ -57,7 +60,6 @@ macro_rules! each {
 impl Part {
     /// Packs weights, neighbours of one kind together.
     pub(super) fn all(weights: &[Weight], in_features: usize) -> Result<Vec<Self>> {
-        let weights: Vec<Weight> = weights.iter().map(wide).collect::<Result<_>>()?;
         weights
             .chunk_by(alike)
             .map(|run| Self::new(run, in_features))
@@ -91,9 +93,11 @@ impl Part {
                     .collect::<Result<Vec<_>>>()?;
                 let groups = held.iter().map(HeldGroups::groups).collect::<Result<Vec<_>>>()?;
                 let groups: Vec<_> = groups.iter().collect();
-                let kind = match first.coding.bits() {
-                    8 => Kind::Bytes(Packed::new(&groups)),
-                    _ => Kind::Nibbles(Packed::new(&groups)),
+                let kind = match first.coding {
+                    Coding::Whole { bits: 8, zero } => Kind::Bytes(Packed::new(Bytes::new(zero), &groups)),
+                    Coding::Whole { zero, .. } => Kind::Nibbles(Packed::new(Nibbles::whole(zero), &groups)),
+                    Coding::Table(table) => Kind::Nibbles(Packed::new(Nibbles::looked_up(table), &groups)),
+                    Coding::E4m3 => Kind::E4m3(Packed::new(E4m3, &groups)),
                 };
                 (kind, first.activations)
             }
@@ -130,6 +134,7 @@ impl Part {
             Kind::F16(matrix) => copy(matrix.row(row).map(Element::to_f32), to),
             Kind::Bytes(matrix) => copy(matrix.row(row), to),
             Kind::Nibbles(matrix) => copy(matrix.row(row), to),
+            Kind::E4m3(matrix) => copy(matrix.row(row), to),
         }
     }
 
@@ -141,6 +146,7 @@ impl Part {
             Kind::F16(matrix) => Kind::F16(matrix.select(outputs)),
             Kind::Bytes(matrix) => Kind::Bytes(matrix.select(outputs)),
             Kind::Nibbles(matrix) => Kind::Nibbles(matrix.select(outputs)),
+            Kind::E4m3(matrix) => Kind::E4m3(matrix.select(outputs)),
         };
         Self { kind, ..*self }
     }
@@ -151,17 +157,18 @@ impl Part {
         let grouping = Grouping::new(x.len() / features, isa.rows());
         let rows = match (&self.kind, self.activations) {
             (Kind::Bytes(matrix), ActivationPrecision::Int8) => {
-                let start = matrix.start(isa.byte_offset());
+                let start = matrix.code().start(isa.byte_offset());
                 Rows::Bytes(ByteRows::new(isa, grouping, x, features, start, matrix.step()))
             }
             (Kind::Nibbles(matrix), ActivationPrecision::Int8) => {
-                let start = matrix.start(isa.byte_offset());
+                let start = matrix.code().start(isa.byte_offset());
                 Rows::Bytes(ByteRows::new(isa, grouping, x, features, start, matrix.step()))
             }
             (kind, _) => {
                 let step = match kind {
                     Kind::Bytes(matrix) => Some(matrix.step()),
                     Kind::Nibbles(matrix) => Some(matrix.step()),
+                    Kind::E4m3(matrix) => Some(matrix.step()),
                     Kind::F32(_) | Kind::Bf16(_) | Kind::F16(_) => None,
                 };
                 Rows::Floats(FloatRows::new(grouping, x, features, step))
@@ -179,10 +186,16 @@ impl Part {
             (Kind::F16(matrix), Rows::Floats(rows)) => columns(isa, matrix, rows, grouping, task),
             (Kind::Bytes(matrix), Rows::Floats(rows)) => columns(isa, &Full(matrix), rows, grouping, task),
             (Kind::Nibbles(matrix), Rows::Floats(rows)) => columns(isa, &Full(matrix), rows, grouping, task),
-            (Kind::Bytes(matrix), Rows::Bytes(rows)) => columns(isa, &Whole(matrix), rows, grouping, task),
-            (Kind::Nibbles(matrix), Rows::Bytes(rows)) => columns(isa, &Whole(matrix), rows, grouping, task),
-            (Kind::F32(_) | Kind::Bf16(_) | Kind::F16(_), Rows::Bytes(_)) => {
-                unreachable!("`inputs` rounds activations for groups only")
+            (Kind::E4m3(matrix), Rows::Floats(rows)) => columns(isa, &Full(matrix), rows, grouping, task),
+            (Kind::Bytes(matrix), Rows::Bytes(rows)) => {
+                columns(isa, &Whole(matrix, ByBytes), rows, grouping, task);
+            }
+            (Kind::Nibbles(matrix), Rows::Bytes(rows)) => match matrix.code().table() {
+                None => columns(isa, &Whole(matrix, ByNibbles), rows, grouping, task),
+                Some(table) => columns(isa, &Whole(matrix, ByTable(table)), rows, grouping, task),
+            },
+            (Kind::F32(_) | Kind::Bf16(_) | Kind::F16(_) | Kind::E4m3(_), Rows::Bytes(_)) => {
+                unreachable!("`inputs` rounds activations for whole numbers only")
             }
         }
     }
@@ -198,14 +211,6 @@ fn columns<M: Matrix>(isa: Isa, matrix: &M, rows: &M::Rows, grouping: Grouping, 
             task,
         },
     );
-}
-
-/// Weights that have no kernel of their own, in f32.
-fn wide(weight: &Weight) -> Result<Weight> {
-    Ok(match weight {
-        Weight::Groups(weights) if !matches!(weights.coding, Coding::Whole { .. }) => weights.dequantize()?.into(),
-        other => other.clone(),
-    })
 }
 
 /// Whether two weights can be packed as one matrix.

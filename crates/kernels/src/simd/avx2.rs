@@ -39,6 +39,44 @@ fn halves(line: &Line) -> [__m256i; 2] {
     op!([_mm256_loadu_si256(at), _mm256_loadu_si256(at.add(1))])
 }
 
+/// Adds the products of four signed weights an output.
+#[inline(always)]
+fn multiply<const R: usize>(sums: &mut [__m256i; R], weights: __m256i, x: &[i32; R]) {
+    op!({
+        let size = _mm256_abs_epi8(weights);
+        for (sum, x) in sums.iter_mut().zip(x) {
+            let signed = _mm256_sign_epi8(_mm256_set1_epi32(*x), weights);
+            let pairs = _mm256_maddubs_epi16(size, signed);
+            let fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+            *sum = _mm256_add_epi32(*sum, fours);
+        }
+    });
+}
+
+/// The lanes of `table` that the lowest four bits of each lane of `at` count.
+#[inline(always)]
+fn look_up(table: [__m256; 2], at: __m256i) -> __m256 {
+    op!({
+        let low = _mm256_permutevar8x32_ps(table[0], at);
+        let high = _mm256_permutevar8x32_ps(table[1], at);
+        _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32::<28>(at)))
+    })
+}
+
+/// The E4M3 in the high halves of sixteen words, times 2^-8: the sign stays in front, and exponent and mantissa go to where f16
+/// has the lower bits of its own, whose bias is 8 more.
+#[inline(always)]
+fn e4m3_of_high(words: __m256i) -> [__m256; 2] {
+    op!({
+        let mask = _mm256_set1_epi16(0xbf80_u16.cast_signed());
+        let bits = _mm256_and_si256(_mm256_srai_epi16::<1>(words), mask);
+        [
+            _mm256_cvtph_ps(_mm256_castsi256_si128(bits)),
+            _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(bits)),
+        ]
+    })
+}
+
 impl Simd for Avx2 {
     eight_lanes!();
 
@@ -136,15 +174,34 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn bits(self, line: &Line, shift: i32, mask: i32) -> Self::W {
+    fn byte(self, line: &Line, shift: i32) -> Self::W {
         let [a, b] = halves(line);
         op!({
-            let (shift, mask) = (_mm256_set1_epi32(shift), _mm256_set1_epi32(mask));
+            let (shift, mask) = (_mm256_set1_epi32(shift), _mm256_set1_epi32(255));
             [
                 _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srlv_epi32(a, shift), mask)),
                 _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srlv_epi32(b, shift), mask)),
             ]
         })
+    }
+
+    #[inline(always)]
+    fn pick(self, table: Self::W, line: &Line, shift: i32) -> Self::W {
+        let [a, b] = halves(line);
+        let down = op!({
+            let shift = _mm256_set1_epi32(shift);
+            [_mm256_srlv_epi32(a, shift), _mm256_srlv_epi32(b, shift)]
+        });
+        [look_up(table, down[0]), look_up(table, down[1])]
+    }
+
+    #[inline(always)]
+    fn e4m3_pairs(self, from: &[[u8; 2]; WIDE]) -> [Self::W; 2] {
+        let second = op!(_mm256_loadu_si256(from.as_ptr().cast()));
+        [
+            e4m3_of_high(op!(_mm256_slli_epi16::<8>(second))),
+            e4m3_of_high(second),
+        ]
     }
 
     #[inline(always)]
@@ -160,16 +217,9 @@ impl Simd for Avx2 {
                     if half == 0 {
                         self.ask(std::slice::from_ref(&lines[strip]));
                     }
-                    op!({
-                        let w = _mm256_xor_si256(halves(&lines[strip])[half], _mm256_set1_epi8(-128));
-                        let size = _mm256_abs_epi8(w);
-                        for (sum, x) in sums.iter_mut().zip(x) {
-                            let signed = _mm256_sign_epi8(_mm256_set1_epi32(*x), w);
-                            let pairs = _mm256_maddubs_epi16(size, signed);
-                            let fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-                            *sum = _mm256_add_epi32(*sum, fours);
-                        }
-                    });
+                    let weights = halves(&lines[strip])[half];
+                    let signed = op!(_mm256_xor_si256(weights, _mm256_set1_epi8(-128)));
+                    multiply(&mut sums, signed, x);
                 }
                 for (out, sum) in out.iter_mut().zip(sums) {
                     out[strip][half] = op!(_mm256_cvtepi32_ps(sum));
@@ -212,6 +262,49 @@ impl Simd for Avx2 {
                         let fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
                         _mm256_cvtepi32_ps(_mm256_add_epi32(fours, _mm256_set1_epi32(*from)))
                     });
+                }
+            }
+        }
+        out
+    }
+
+    #[inline(always)]
+    fn dot_codes<const R: usize>(
+        self,
+        lines: &[Line],
+        table: &[u8; 16],
+        x: &[[i32; R]],
+        from: &[i32; R],
+    ) -> [[Self::W; 2]; R] {
+        let table = op!({
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            _mm256_xor_si256(table, _mm256_set1_epi8(-128))
+        });
+        let mut out = [[[self.splat(0.0); 2]; 2]; R];
+        for strip in 0..2 {
+            for half in 0..2 {
+                let mut sums = [op!(_mm256_setzero_si256()); R];
+                for (sum, from) in sums.iter_mut().zip(from) {
+                    *sum = op!(_mm256_set1_epi32(*from));
+                }
+                for (lines, x) in lines.as_chunks::<2>().0.iter().zip(x.as_chunks::<2>().0) {
+                    if half == 0 {
+                        self.ask(std::slice::from_ref(&lines[strip]));
+                    }
+                    let both = halves(&lines[strip])[half];
+                    let [low, high] = op!({
+                        let mask = _mm256_set1_epi8(15);
+                        let high = _mm256_and_si256(_mm256_srli_epi16::<4>(both), mask);
+                        [
+                            _mm256_shuffle_epi8(table, _mm256_and_si256(both, mask)),
+                            _mm256_shuffle_epi8(table, high),
+                        ]
+                    });
+                    multiply(&mut sums, low, &x[0]);
+                    multiply(&mut sums, high, &x[1]);
+                }
+                for (out, sum) in out.iter_mut().zip(sums) {
+                    out[strip][half] = op!(_mm256_cvtepi32_ps(sum));
                 }
             }
         }

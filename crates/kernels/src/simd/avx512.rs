@@ -48,6 +48,22 @@ fn absolute(x: __m512i) -> __m512i {
     op!(_mm512_and_si512(x, _mm512_set1_epi32(i32::MAX)))
 }
 
+/// The low and the high halves of the bytes of two strips.
+#[inline(always)]
+fn half_bytes(lines: &[Line; 2]) -> [[__m512i; 2]; 2] {
+    let [a, b] = [whole(&lines[0]), whole(&lines[1])];
+    op!({
+        let mask = _mm512_set1_epi8(15);
+        [
+            [_mm512_and_si512(a, mask), _mm512_and_si512(b, mask)],
+            [
+                _mm512_and_si512(_mm512_srli_epi16::<4>(a), mask),
+                _mm512_and_si512(_mm512_srli_epi16::<4>(b), mask),
+            ],
+        ]
+    })
+}
+
 /// Each row's sum to begin with, for two strips.
 #[inline(always)]
 fn starts<const R: usize>(from: &[i32; R]) -> [[__m512i; 2]; R] {
@@ -159,11 +175,34 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn bits(self, line: &Line, shift: i32, mask: i32) -> __m512 {
+    fn byte(self, line: &Line, shift: i32) -> __m512 {
         op!(_mm512_cvtepi32_ps(_mm512_and_si512(
             _mm512_srlv_epi32(whole(line), _mm512_set1_epi32(shift)),
-            _mm512_set1_epi32(mask)
+            _mm512_set1_epi32(255)
         )))
+    }
+
+    #[inline(always)]
+    fn pick(self, table: __m512, line: &Line, shift: i32) -> __m512 {
+        // Only the lowest four bits of a lane count.
+        op!(_mm512_permutexvar_ps(
+            _mm512_srlv_epi32(whole(line), _mm512_set1_epi32(shift)),
+            table
+        ))
+    }
+
+    #[inline(always)]
+    fn e4m3_pairs(self, from: &[[u8; 2]; WIDE]) -> [__m512; 2] {
+        op!({
+            // The sign to the front, exponent and mantissa to where f16 has the lower bits of its own, whose bias is 8 more.
+            let second = _mm256_loadu_si256(from.as_ptr().cast());
+            let first = _mm256_slli_epi16::<8>(second);
+            let mask = _mm256_set1_epi16(0xbf80_u16.cast_signed());
+            [
+                _mm512_cvtph_ps(_mm256_and_si256(_mm256_srai_epi16::<1>(first), mask)),
+                _mm512_cvtph_ps(_mm256_and_si256(_mm256_srai_epi16::<1>(second), mask)),
+            ]
+        })
     }
 
     #[inline(always)]
@@ -186,13 +225,29 @@ impl Simd for Avx512 {
     ) -> [[__m512; 2]; R] {
         let mut sums = starts(from);
         for (lines, x) in lines.as_chunks::<2>().0.iter().zip(x.as_chunks::<2>().0) {
-            let [a, b] = [whole(&lines[0]), whole(&lines[1])];
-            let mask = op!(_mm512_set1_epi8(15));
-            let low = op!([_mm512_and_si512(a, mask), _mm512_and_si512(b, mask)]);
-            let high = op!([
-                _mm512_and_si512(_mm512_srli_epi16::<4>(a), mask),
-                _mm512_and_si512(_mm512_srli_epi16::<4>(b), mask)
-            ]);
+            let [low, high] = half_bytes(lines);
+            multiply(&mut sums, low, &x[0]);
+            multiply(&mut sums, high, &x[1]);
+            self.ask(lines);
+        }
+        floats(sums)
+    }
+
+    #[inline(always)]
+    fn dot_codes<const R: usize>(
+        self,
+        lines: &[Line],
+        table: &[u8; 16],
+        x: &[[i32; R]],
+        from: &[i32; R],
+    ) -> [[__m512; 2]; R] {
+        let table = op!(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())));
+        let mut sums = starts(from);
+        for (lines, x) in lines.as_chunks::<2>().0.iter().zip(x.as_chunks::<2>().0) {
+            let [mut low, mut high] = half_bytes(lines);
+            for weights in low.iter_mut().chain(&mut high) {
+                *weights = op!(_mm512_shuffle_epi8(table, *weights));
+            }
             multiply(&mut sums, low, &x[0]);
             multiply(&mut sums, high, &x[1]);
             self.ask(lines);

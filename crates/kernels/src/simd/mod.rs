@@ -73,7 +73,7 @@ pub(crate) trait Simd: Copy {
     /// Rows of which it keeps two strips' sums there.
     const BOTH: usize;
 
-    /// What [`dot_bytes`](Self::dot_bytes) takes from every weight first.
+    /// What [`dot_bytes`](Self::dot_bytes) and [`dot_codes`](Self::dot_codes) take from every weight first.
     const BYTE_OFFSET: i32;
 
     /// Wide vectors that there are registers for.
@@ -95,8 +95,13 @@ pub(crate) trait Simd: Copy {
     fn wide_bf16(self, from: &[bf16; WIDE]) -> Self::W;
     /// Of sixteen pairs of bf16 the first ones, and the second ones: cheaper than two runs of sixteen.
     fn bf16_pairs(self, line: &Line) -> [Self::W; 2];
-    /// `(u32 >> shift) & mask` of sixteen little-endian u32. The result is below 2^24.
-    fn bits(self, line: &Line, shift: i32, mask: i32) -> Self::W;
+    /// `(u32 >> shift) & 255` of sixteen little-endian u32.
+    fn byte(self, line: &Line, shift: i32) -> Self::W;
+    /// The lanes of `table` that `(u32 >> shift) & 15` of sixteen little-endian u32 count.
+    fn pick(self, table: Self::W, line: &Line, shift: i32) -> Self::W;
+    /// Of sixteen pairs of E4M3 the first ones, and the second ones, all times 2^-8. Those that are no numbers count as 480 and
+    /// -480.
+    fn e4m3_pairs(self, from: &[[u8; 2]; WIDE]) -> [Self::W; 2];
     /// Of two strips, whose lines alternate, for each of `R` rows `from[r]` plus a sum of products: of unsigned bytes less
     /// [`BYTE_OFFSET`](Self::BYTE_OFFSET) with the signed bytes in `x[..][r]`, none of which is -128. Lane `o` has the bytes
     /// `4 o ..` of each line, and they meet the bytes of one `x` in memory order. Exact up to 64 lines.
@@ -108,6 +113,15 @@ pub(crate) trait Simd: Copy {
     fn dot_nibbles<const R: usize>(
         self,
         lines: &[Line],
+        x: &[[i32; R]],
+        from: &[i32; R],
+    ) -> [[Self::W; 2]; R];
+    /// As [`dot_bytes`](Self::dot_bytes), of the bytes that `table` has for half bytes, which lie as in
+    /// [`dot_nibbles`](Self::dot_nibbles). Exact up to 64 lines.
+    fn dot_codes<const R: usize>(
+        self,
+        lines: &[Line],
+        table: &[u8; 16],
         x: &[[i32; R]],
         from: &[i32; R],
     ) -> [[Self::W; 2]; R];

@@ -98,6 +98,29 @@ fn quarters(line: &Line) -> [uint8x16_t; 4] {
     ])
 }
 
+/// Sixteen u32, shifted to the right.
+#[inline(always)]
+fn shifted(line: &Line, shift: i32) -> [uint32x4_t; 4] {
+    let mut down = [op!(vdupq_n_u32(0)); 4];
+    for (down, quarter) in down.iter_mut().zip(quarters(line)) {
+        // A shift to the left by less than nothing is one to the right.
+        *down = op!(vshlq_u32(vreinterpretq_u32_u8(quarter), vdupq_n_s32(-shift)));
+    }
+    down
+}
+
+/// The low and the high halves of a line's bytes.
+#[inline(always)]
+fn half_bytes(line: &Line) -> [[uint8x16_t; 4]; 2] {
+    let mut low = quarters(line);
+    let mut high = low;
+    for (low, high) in low.iter_mut().zip(&mut high) {
+        *low = op!(vandq_u8(*low, vdupq_n_u8(15)));
+        *high = op!(vshrq_n_u8::<4>(*high));
+    }
+    [low, high]
+}
+
 /// Each row's sum to begin with, for one strip.
 #[inline(always)]
 fn starts<const R: usize>(from: &[i32; R]) -> [[int32x4_t; 4]; R] {
@@ -331,16 +354,49 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    fn bits(self, line: &Line, shift: i32, mask: i32) -> Self::W {
-        let mut bits = self.wide_splat(0.0);
-        for (i, quarter) in quarters(line).into_iter().enumerate() {
-            // A shift to the left by less than nothing is one to the right.
-            bits[i / 2][i % 2] = op!({
-                let down = vshlq_u32(vreinterpretq_u32_u8(quarter), vdupq_n_s32(-shift));
-                vcvtq_f32_u32(vandq_u32(down, vdupq_n_u32(mask as u32)))
+    fn byte(self, line: &Line, shift: i32) -> Self::W {
+        let mut bytes = self.wide_splat(0.0);
+        for (i, down) in shifted(line, shift).into_iter().enumerate() {
+            bytes[i / 2][i % 2] = op!(vcvtq_f32_u32(vandq_u32(down, vdupq_n_u32(255))));
+        }
+        bytes
+    }
+
+    #[inline(always)]
+    fn pick(self, table: Self::W, line: &Line, shift: i32) -> Self::W {
+        let [[a, b], [c, d]] = table;
+        let mut picked = table;
+        for (i, down) in shifted(line, shift).into_iter().enumerate() {
+            picked[i / 2][i % 2] = op!({
+                let code = vandq_u32(down, vdupq_n_u32(15));
+                // The places of the four bytes of a lane.
+                let places = vmlaq_u32(vdupq_n_u32(0x0302_0100), code, vdupq_n_u32(0x0404_0404));
+                let bytes = uint8x16x4_t(
+                    vreinterpretq_u8_f32(a),
+                    vreinterpretq_u8_f32(b),
+                    vreinterpretq_u8_f32(c),
+                    vreinterpretq_u8_f32(d),
+                );
+                vreinterpretq_f32_u8(vqtbl4q_u8(bytes, vreinterpretq_u8_u32(places)))
             });
         }
-        bits
+        picked
+    }
+
+    #[inline(always)]
+    fn e4m3_pairs(self, from: &[[u8; 2]; WIDE]) -> [Self::W; 2] {
+        let mut pairs = [self.wide_splat(0.0); 2];
+        for (i, from) in from.as_chunks::<LANES>().0.iter().enumerate() {
+            op!({
+                // The sign to the front, exponent and mantissa to where f16 has the lower bits of its own, whose bias is 8 more.
+                let second = vld1q_s16(from.as_ptr().cast());
+                let first = vshlq_n_s16::<8>(second);
+                let mask = vdupq_n_u16(0xbf80);
+                pairs[0][i] = widen(vandq_u16(vreinterpretq_u16_s16(vshrq_n_s16::<1>(first)), mask));
+                pairs[1][i] = widen(vandq_u16(vreinterpretq_u16_s16(vshrq_n_s16::<1>(second)), mask));
+            });
+        }
+        pairs
     }
 
     #[inline(always)]
@@ -373,11 +429,33 @@ impl Simd for Neon {
         for strip in 0..2 {
             let mut sums = starts(from);
             for (lines, x) in lines.as_chunks::<2>().0.iter().zip(x.as_chunks::<2>().0) {
-                let mut low = quarters(&lines[strip]);
-                let mut high = low;
-                for (low, high) in low.iter_mut().zip(&mut high) {
-                    *low = op!(vandq_u8(*low, vdupq_n_u8(15)));
-                    *high = op!(vshrq_n_u8::<4>(*high));
+                let [low, high] = half_bytes(&lines[strip]);
+                multiply(&mut sums, low, &x[0]);
+                multiply(&mut sums, high, &x[1]);
+            }
+            for (out, sums) in out.iter_mut().zip(sums) {
+                out[strip] = floats(sums);
+            }
+        }
+        out
+    }
+
+    #[inline(always)]
+    fn dot_codes<const R: usize>(
+        self,
+        lines: &[Line],
+        table: &[u8; 16],
+        x: &[[i32; R]],
+        from: &[i32; R],
+    ) -> [[Self::W; 2]; R] {
+        let table = op!(veorq_u8(vld1q_u8(table.as_ptr()), vdupq_n_u8(0x80)));
+        let mut out = [[self.wide_splat(0.0); 2]; R];
+        for strip in 0..2 {
+            let mut sums = starts(from);
+            for (lines, x) in lines.as_chunks::<2>().0.iter().zip(x.as_chunks::<2>().0) {
+                let [mut low, mut high] = half_bytes(&lines[strip]);
+                for weights in low.iter_mut().chain(&mut high) {
+                    *weights = op!(vqtbl1q_u8(table, *weights));
                 }
                 multiply(&mut sums, low, &x[0]);
                 multiply(&mut sums, high, &x[1]);

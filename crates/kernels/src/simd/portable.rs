@@ -152,9 +152,22 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn bits(self, line: &Line, shift: i32, mask: i32) -> Self::W {
+    fn byte(self, line: &Line, shift: i32) -> Self::W {
         let lanes: &[[u8; 4]; WIDE] = line.view();
-        lanes.map(|x| ((u32::from_le_bytes(x) >> shift) as i32 & mask) as f32)
+        lanes.map(|x| (u32::from_le_bytes(x) >> shift & 255) as f32)
+    }
+
+    #[inline(always)]
+    fn pick(self, table: Self::W, line: &Line, shift: i32) -> Self::W {
+        let lanes: &[[u8; 4]; WIDE] = line.view();
+        lanes.map(|x| table[(u32::from_le_bytes(x) >> shift & 15) as usize])
+    }
+
+    #[inline(always)]
+    fn e4m3_pairs(self, from: &[[u8; 2]; WIDE]) -> [Self::W; 2] {
+        // The sign to the front, exponent and mantissa to where f16 has the lower bits of its own, whose bias is 8 more.
+        let number = |x: u8| f16::from_bits((i16::from(x.cast_signed()) << 7).cast_unsigned() & 0xbfff);
+        [0, 1].map(|j| from.map(|pair| number(pair[j]).to_f32()))
     }
 
     #[inline(always)]
@@ -184,6 +197,28 @@ impl Simd for Portable {
                     let both: &[[u8; 4]; WIDE] = lines[strip].view();
                     dot(&mut sums, &both.map(|x| x.map(|x| x & 15)), x[0][r]);
                     dot(&mut sums, &both.map(|x| x.map(|x| x >> 4)), x[1][r]);
+                }
+                sums.map(|sum| sum as f32)
+            })
+        })
+    }
+
+    #[inline(always)]
+    fn dot_codes<const R: usize>(
+        self,
+        lines: &[Line],
+        table: &[u8; 16],
+        x: &[[i32; R]],
+        from: &[i32; R],
+    ) -> [[Self::W; 2]; R] {
+        let look_up = |x: u8| table[usize::from(x)];
+        std::array::from_fn(|r| {
+            [0, 1].map(|strip| {
+                let mut sums = [from[r]; WIDE];
+                for (lines, x) in lines.as_chunks::<2>().0.iter().zip(x.as_chunks::<2>().0) {
+                    let both: &[[u8; 4]; WIDE] = lines[strip].view();
+                    dot(&mut sums, &both.map(|x| x.map(|x| look_up(x & 15))), x[0][r]);
+                    dot(&mut sums, &both.map(|x| x.map(|x| look_up(x >> 4))), x[1][r]);
                 }
                 sums.map(|sum| sum as f32)
             })

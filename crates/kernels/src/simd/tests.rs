@@ -190,18 +190,21 @@ fn line(numbers: &mut Numbers) -> Line {
     Line(std::array::from_fn(|_| (numbers.next() * 128.0 + 128.0) as u8))
 }
 
-struct Fields {
+struct Fields<'a> {
     line: Line,
+    table: &'a [f32; WIDE],
     out: Out,
 }
 
-impl Kernel for Fields {
+impl Kernel for Fields<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        for (width, mask) in [(4, 15), (8, 255)] {
-            for shift in (0..32).step_by(width) {
-                self.out.wide(s, s.bits(&self.line, shift, mask));
-            }
+        for shift in (0..32).step_by(8) {
+            self.out.wide(s, s.byte(&self.line, shift));
+        }
+        for shift in (0..32).step_by(4) {
+            let table = s.wide_load(self.table);
+            self.out.wide(s, s.pick(table, &self.line, shift));
         }
     }
 }
@@ -211,12 +214,61 @@ fn fields_of_bits_have_the_portable_bits() {
     let mut numbers = Numbers(3);
     for _ in 0..100 {
         let line = line(&mut numbers);
-        same_on_all("fields of bits", |_, out| Fields { line, out });
+        let table = &std::array::from_fn(|_| numbers.next());
+        same_on_all("fields of bits", |_, out| Fields { line, table, out });
     }
 }
 
+/// All pairs of bytes.
+struct SmallFloats(Out);
+
+impl Kernel for SmallFloats {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for first in (0..=u16::MAX).step_by(WIDE) {
+            let pairs = std::array::from_fn(|i| (first + i as u16).to_le_bytes());
+            for x in s.e4m3_pairs(&pairs) {
+                self.0.wide(s, x);
+            }
+        }
+    }
+}
+
+#[test]
+fn small_floats_have_the_portable_bits() {
+    same_on_all("E4M3", |_, out| SmallFloats(out));
+}
+
+#[test]
+fn small_floats_are_those_of_their_definition() {
+    let out = Out::default();
+    run(Isa::Portable, SmallFloats(out.clone()));
+    let found = out.0.take();
+    assert_eq!(found.len(), 2 << 16);
+    for (i, found) in found.into_iter().enumerate() {
+        // Sixteen pairs, their first ones in front.
+        let pair = i / (2 * WIDE) * WIDE + i % WIDE;
+        let code = (pair >> (8 * (i / WIDE % 2))) & 255;
+        let (exponent, mantissa) = (code as i32 >> 3 & 15, (code & 7) as f32);
+        let size = match exponent {
+            0 => mantissa / 8.0 * 2.0_f32.powi(-6),
+            e => (1.0 + mantissa / 8.0) * 2.0_f32.powi(e - 7),
+        };
+        let number = if code < 128 { size } else { -size };
+        assert_eq!(f32::from_bits(found) * 256.0, number, "{code:#04x}");
+    }
+}
+
+/// What weights are.
+#[derive(Debug, Clone, Copy)]
+enum Weights {
+    Bytes,
+    Nibbles,
+    Codes([u8; 16]),
+}
+
 struct Dots<'a, const R: usize> {
-    bytes: bool,
+    weights: Weights,
     lines: &'a [Line],
     x: &'a [[i32; R]],
     from: [i32; R],
@@ -226,10 +278,10 @@ struct Dots<'a, const R: usize> {
 impl<const R: usize> Kernel for Dots<'_, R> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let sums = if self.bytes {
-            s.dot_bytes(self.lines, self.x, &self.from)
-        } else {
-            s.dot_nibbles(self.lines, self.x, &self.from)
+        let sums = match self.weights {
+            Weights::Bytes => s.dot_bytes(self.lines, self.x, &self.from),
+            Weights::Nibbles => s.dot_nibbles(self.lines, self.x, &self.from),
+            Weights::Codes(table) => s.dot_codes(self.lines, &table, self.x, &self.from),
         };
         for sum in sums.as_flattened() {
             self.out.wide(s, *sum);
@@ -239,12 +291,15 @@ impl<const R: usize> Kernel for Dots<'_, R> {
 
 /// `fill` gives lines, `quad` four bytes of a row.
 fn dots<const R: usize>(
-    bytes: bool,
+    weights: Weights,
     lines: usize,
     mut fill: impl FnMut() -> Line,
     mut quad: impl FnMut() -> [i8; 4],
 ) {
-    let quads = if bytes { lines / 2 } else { lines };
+    let quads = match weights {
+        Weights::Bytes => lines / 2,
+        Weights::Nibbles | Weights::Codes(_) => lines,
+    };
     let lines: Vec<Line> = (0..lines).map(|_| fill()).collect();
     let x: Vec<[[i8; 4]; R]> = (0..quads).map(|_| std::array::from_fn(|_| quad())).collect();
     let from: [i32; R] = std::array::from_fn(|r| 1000 * r as i32 - 1700);
@@ -253,11 +308,14 @@ fn dots<const R: usize>(
         .iter()
         .map(|x| x.map(|x| i32::from_ne_bytes(x.map(|x| x as u8))))
         .collect();
-    let what = format!("{} lines by {R} rows, bytes: {bytes}", lines.len());
+    let what = format!("{} lines by {R} rows, {weights:?}", lines.len());
     same_on_all(&what, |isa, out| {
-        let offset = if bytes { isa.byte_offset() } else { 0 };
+        let offset = match weights {
+            Weights::Nibbles => 0,
+            Weights::Bytes | Weights::Codes(_) => isa.byte_offset(),
+        };
         Dots {
-            bytes,
+            weights,
             lines: &lines,
             x: &x,
             from: std::array::from_fn(|r| from[r] + offset * sums[r]),
@@ -268,14 +326,21 @@ fn dots<const R: usize>(
 
 fn dots_of_rows<const R: usize>() {
     let mut numbers = Numbers(R as u64);
-    for (bytes, most) in [(true, 64), (false, 8)] {
+    let table = std::array::from_fn(|_| (numbers.next() * 128.0 + 128.0) as u8);
+    let ends = std::array::from_fn(|i| [0, 255, 128, 127][i % 4]);
+    for (weights, most) in [
+        (Weights::Bytes, 64),
+        (Weights::Nibbles, 8),
+        (Weights::Codes(table), 64),
+        (Weights::Codes(ends), 64),
+    ] {
         for lines in [2, 4, most] {
             let mut rows = Numbers(lines as u64);
             let mut quad = || std::array::from_fn(|_| (rows.next() * 127.5) as i8);
-            dots::<R>(bytes, lines, || line(&mut numbers), &mut quad);
-            for byte in [0, 127, 128, 255] {
+            dots::<R>(weights, lines, || line(&mut numbers), &mut quad);
+            for byte in [0, 0x11, 127, 128, 255] {
                 for x in [-127, 127] {
-                    dots::<R>(bytes, lines, || Line([byte; 64]), || [x; 4]);
+                    dots::<R>(weights, lines, || Line([byte; 64]), || [x; 4]);
                 }
             }
         }
