@@ -1,20 +1,12 @@
 //! How many numbers a tensor stands for, and in what form: told from headers, of any checkpoint.
 
 use crate::folder::{Dtype, Folder, TensorInfo};
+use crate::hub_quant::{self, Declared};
 use crate::mlx::{self, Entry};
+use crate::names;
 
-/// Ends of the names of tensors that belong to a quantized weight beside them.
-const COMPANIONS: [&str; 9] = [
-    ".scales",
-    ".biases",
-    ".global_scale",
-    ".weight_scale",
-    ".weight_scale_2",
-    ".weight_scale_inv",
-    ".weight_global_scale",
-    ".input_scale",
-    ".qzeros",
-];
+/// What stands beside a quantized weight in a format that is not read.
+const ZEROS: &str = ".qzeros";
 
 /// What a tensor holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,10 +30,32 @@ impl Folder {
             format: tensor.dtype.to_string(),
             parameters,
         };
-        if COMPANIONS.iter().any(|end| tensor.name.ends_with(end)) {
+        if let Some(scaled) = self.scaled(tensor) {
+            return scaled;
+        }
+        let mut companions = mlx::COMPANIONS
+            .iter()
+            .chain(&hub_quant::COMPANIONS)
+            .chain([&ZEROS]);
+        if companions.any(|end| tensor.name.ends_with(end)) || names::is_cache_scale(&tensor.name) {
             return plain(0);
         }
         self.packed(tensor).unwrap_or_else(|| plain(elements))
+    }
+
+    /// The numbers of a matrix in FP8 or NVFP4.
+    fn scaled(&self, tensor: &TensorInfo) -> Option<Described> {
+        let path = hub_quant::path_of(tensor)?;
+        let parts = hub_quant::Parts::find(path, |name| self.tensor(name)).ok()??;
+        if parts.weight.name != tensor.name {
+            return None;
+        }
+        let declared = Declared::of(self.path(), self.config()).ok()?;
+        let [rows, columns] = parts.shape().ok()?;
+        Some(Described {
+            format: parts.check(declared.as_ref()).ok()?.to_string(),
+            parameters: (rows as u64).saturating_mul(columns as u64),
+        })
     }
 
     /// What MLX packed.

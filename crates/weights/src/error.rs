@@ -90,8 +90,9 @@ pub enum Error {
 
     /// The checkpoint is quantized.
     #[error(
-        "{} is quantized ({format}), as told by {evidence}; expected F32, BF16 or F16 tensors, or MLX' affine of 2, 3, 4, 5, 6 \
-         or 8 bits in groups of 32, 64 or 128, mxfp4, nvfp4 or mxfp8: use such a checkpoint of this model",
+        "{} is quantized ({format}), as told by {evidence}; expected F32, BF16 or F16 tensors, FP8 (E4M3) or NVFP4 as the Hub has \
+         them, or MLX' affine of 2, 3, 4, 5, 6 or 8 bits in groups of 32, 64 or 128, mxfp4, nvfp4 or mxfp8: use such a checkpoint \
+         of this model",
         folder.display()
     )]
     Quantized {

@@ -6,63 +6,28 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::error::{clipped, Error, Result};
-use crate::folder::{Dtype, TensorInfo};
+use crate::folder::TensorInfo;
+use crate::hub_quant::{self, Declared};
 use crate::{mlx, names, Norms};
-
-/// Companions of a quantized weight, by the end of their names.
-const COMPANIONS: [(&str, &str); 7] = [
-    (".weight_scale_inv", "block FP8"),
-    (".weight_scale", "FP8 or NVFP4"),
-    (".weight_scale_2", "NVFP4"),
-    (".weight_packed", "compressed-tensors"),
-    (".weight_global_scale", "NVFP4, compressed-tensors"),
-    (".qweight", "GPTQ or AWQ"),
-    (".qzeros", "GPTQ or AWQ"),
-];
-
-/// How the names of floats below 16 bits begin.
-const SMALL_FLOATS: [&str; 3] = ["F8_", "F6_", "F4"];
 
 /// Refuses what [`Weights`](crate::Weights) cannot hand out as it is meant.
 pub(crate) fn check(folder: &Path, config: &Value, tensors: &[TensorInfo]) -> Result<()> {
     let text: Vec<&TensorInfo> = tensors.iter().filter(|t| names::is_text(&t.name)).collect();
-    check_quantized(folder, &text)?;
-    mlx::check(folder, config, &text)?;
+    check_quantized(folder, config, &text)?;
     norms(folder, tensors.iter()).map(|_| ())
 }
 
 /// Refuses a multi-token-prediction head in a format that is not read.
 pub(crate) fn check_mtp(folder: &Path, config: &Value, tensors: &[&TensorInfo]) -> Result<()> {
-    check_quantized(folder, tensors)?;
-    mlx::check(folder, config, tensors)
+    check_quantized(folder, config, tensors)
 }
 
-fn check_quantized(folder: &Path, text: &[&TensorInfo]) -> Result<()> {
-    for tensor in text {
-        let by_name = COMPANIONS
-            .iter()
-            .find(|(end, _)| tensor.name.ends_with(end))
-            .map(|(_, format)| (*format).to_owned());
-        let by_dtype = match &tensor.dtype {
-            Dtype::Other(dtype) if SMALL_FLOATS.iter().any(|start| dtype.starts_with(start)) => {
-                Some(dtype.clone())
-            }
-            _ => None,
-        };
-        if let Some(format) = by_name.or(by_dtype) {
-            return Err(Error::Quantized {
-                folder: folder.to_owned(),
-                format,
-                evidence: format!(
-                    "tensor {} ({}) in {}",
-                    clipped(&tensor.name),
-                    tensor.dtype,
-                    tensor.file.display()
-                ),
-            });
-        }
-    }
-    Ok(())
+fn check_quantized(folder: &Path, config: &Value, tensors: &[&TensorInfo]) -> Result<()> {
+    let declared = Declared::checked(folder, config)?;
+    hub_quant::check(folder, declared.as_ref(), tensors)?;
+    // What is said of one kind of quantization says nothing of the other.
+    let config = if declared.is_some() { &Value::Null } else { config };
+    mlx::check(folder, config, tensors)
 }
 
 /// How the taps of a convolution lie in memory.

@@ -70,6 +70,7 @@ mod folder;
 mod format;
 mod gguf;
 mod header;
+mod hub_quant;
 mod index;
 mod mapping;
 mod mlx;

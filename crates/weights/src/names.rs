@@ -15,6 +15,13 @@ const MTP: [&str; 4] = [
     "language_model.mtp.",
     "model.language_model.mtp.",
 ];
+/// Scales of keys and values that are cached in 8 bits, which they are not here: ends of canonical names.
+const CACHE_SCALES: [&str; 4] = [
+    ".self_attn.k_scale",
+    ".self_attn.v_scale",
+    ".self_attn.k_proj.k_scale",
+    ".self_attn.v_proj.v_scale",
+];
 /// What may follow a text prefix.
 const PARTS: [&str; 3] = ["embed_tokens.", "layers.", "norm."];
 
@@ -65,6 +72,11 @@ pub(crate) fn classify(name: &str) -> Name<'_> {
 /// A name of the multi-token-prediction head, without its prefix.
 pub(crate) fn without_mtp(name: &str) -> Option<&str> {
     MTP.iter().find_map(|prefix| name.strip_prefix(prefix))
+}
+
+/// Whether a canonical name is that of a scale of cached keys or values.
+pub(crate) fn is_cache_scale(name: &str) -> bool {
+    CACHE_SCALES.iter().any(|end| name.ends_with(end))
 }
 
 /// Whether a name belongs to the language model or its head, whatever its spelling.

@@ -6,6 +6,7 @@ use candle_core::{DType, Device, Tensor};
 
 use crate::error::{Error, Result};
 use crate::folder::{Dtype, Folder, TensorInfo};
+use crate::hub_quant::{self, Declared};
 use crate::{format, mlx, names, Norms, Stored};
 
 /// Hands out each tensor of a checkpoint once, under canonical names.
@@ -90,19 +91,36 @@ impl<'a> Weights<'a> {
                 (canonical, slot)
             })
             .collect();
-        Self {
+        let mut weights = Self {
             folder,
             bytes_total: text.values().map(|slot| slot.info.bytes()).sum(),
             bytes_taken: 0,
             text,
             norms,
             inventory,
+        };
+        let unused: Vec<&str> = weights
+            .text
+            .keys()
+            .copied()
+            .filter(|name| names::is_cache_scale(name))
+            .collect();
+        for name in unused {
+            weights.set(name, State::Discarded);
         }
+        weights
     }
 
-    /// Whether the checkpoint has a text tensor of this canonical name, taken or not.
+    /// Whether the checkpoint has a text tensor of this canonical name, taken or not. A matrix has that of its unquantized form,
+    /// however its parts are called.
     pub fn has(&self, name: &str) -> bool {
-        self.text.contains_key(name)
+        self.slot_of(name).is_some()
+    }
+
+    /// The tensor that holds the numbers of what has this canonical name.
+    fn slot_of(&self, name: &str) -> Option<&Slot<'a>> {
+        let packed = || self.text.get(hub_quant::packed_name(name)?.as_str());
+        self.text.get(name).or_else(packed)
     }
 
     /// A text tensor on the CPU, in the dtype it is stored in: F32, BF16 or F16.
@@ -132,6 +150,9 @@ impl<'a> Weights<'a> {
     pub fn take_matrix(&mut self, name: &str, shape: [usize; 2]) -> Result<Stored> {
         if let Some(packed) = self.take_packed(name, &shape)? {
             return Ok(packed);
+        }
+        if let Some(scaled) = self.take_scaled(name, shape)? {
+            return Ok(scaled);
         }
         self.take_with(name, &shape, |folder, info| match folder.gguf() {
             Some(gguf) => gguf.matrix(info, folder.data(info), name, shape),
@@ -176,11 +197,32 @@ impl<'a> Weights<'a> {
         Ok(Some(stored))
     }
 
+    /// Takes all parts of a matrix in FP8 or NVFP4, if that is how it is stored. Nothing is taken where that fails.
+    fn take_scaled(&mut self, name: &str, shape: [usize; 2]) -> Result<Option<Stored>> {
+        let Some(path) = name.strip_suffix(".weight") else {
+            return Ok(None);
+        };
+        let Some(parts) = hub_quant::Parts::find(path, |name| Some(self.text.get(name)?.info))? else {
+            return Ok(None);
+        };
+        if self.slot_of(name).is_none_or(|slot| slot.state != State::Waiting) {
+            return Err(Error::TakenTwice {
+                tensor: name.to_owned(),
+            });
+        }
+        let folder = self.folder;
+        let declared = Declared::of(folder.path(), folder.config())?;
+        let stored = parts.read(shape, declared.as_ref(), |part| folder.data(part))?;
+        self.set(name, State::Taken);
+        Ok(Some(stored))
+    }
+
     /// Notes what became of a tensor and, if it is a quantized matrix, of its companions.
     fn set(&mut self, name: &str, state: State) {
         let companions = name.strip_suffix(".weight").into_iter().flat_map(|path| {
             mlx::COMPANIONS
                 .iter()
+                .chain(&hub_quant::COMPANIONS)
                 .map(move |companion| format!("{path}{companion}"))
         });
         for name in companions.chain([name.to_owned()]) {

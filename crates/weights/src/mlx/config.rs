@@ -52,7 +52,7 @@ impl Entry {
 
 /// What `config.json` says of quantization, all of it: `quantization` if there is one, else `quantization_config`, in the root
 /// before the text part.
-fn quantization(config: &Value) -> Option<(String, &Value)> {
+pub(crate) fn quantization(config: &Value) -> Option<(String, &Value)> {
     let parts = [("", Some(config)), ("text_config.", config.get("text_config"))];
     parts
         .into_iter()

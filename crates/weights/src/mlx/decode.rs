@@ -189,7 +189,7 @@ fn power(s: u8) -> f32 {
 }
 
 /// Sign, four bits of exponent, three of mantissa; no infinities.
-fn e4m3(x: u8) -> f32 {
+pub(crate) fn e4m3(x: u8) -> f32 {
     let (exponent, mantissa) = (x >> 3 & 15, f32::from(x & 7));
     let magnitude = match exponent {
         15 if x & 7 == 7 => f32::NAN,

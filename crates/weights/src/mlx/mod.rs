@@ -17,7 +17,8 @@ use crate::error::{Error, Result};
 use crate::folder::{Dtype, TensorInfo};
 use crate::Stored;
 
-pub(crate) use config::{check, entry, global, Entry};
+pub(crate) use config::{check, entry, global, quantization, Entry};
+pub(crate) use decode::e4m3;
 
 /// Ends of the names of a quantized matrix' companions.
 pub(crate) const COMPANIONS: [&str; 3] = [".scales", ".biases", ".global_scale"];
