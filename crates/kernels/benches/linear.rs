@@ -9,12 +9,22 @@ use std::time::{Duration, Instant};
 use candle_core::{DType, Device, Tensor};
 use criterion::{criterion_group, criterion_main, BenchmarkId, Criterion, Throughput};
 use memory::Memory;
-use recant_kernels::{ActivationPrecision, Backend, GroupFormat, GroupWeights, Linear, Weight};
+use recant_kernels::{ActivationPrecision, Backend, Coding, GroupFormat, GroupWeights, Linear, Weight};
 
 const OUT: usize = 4096;
 const IN: usize = 8192;
 
-/// A matrix in each type, and rounded to groups, multiplied in bytes and in full.
+const E2M1: Coding = Coding::Table([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]);
+
+/// Any weights of a coding: how long products take does not depend on them.
+fn any(coding: Coding, group: usize, scales: DType) -> GroupWeights {
+    let quants = Tensor::rand(0_f32, 112.0, (OUT, IN * coding.bits() / 8), &Device::Cpu);
+    let quants = quants.and_then(|x| x.to_dtype(DType::U8)).expect("bytes");
+    let scales = Tensor::ones((OUT, IN / group), scales, &Device::Cpu).expect("scales");
+    GroupWeights::new(coding, group, quants, scales, None).expect("groups")
+}
+
+/// A matrix in each type, rounded to groups, and in codes, multiplied in bytes and in full.
 fn kinds(weight: &Tensor) -> Vec<(String, Weight)> {
     let mut kinds = Vec::new();
     for dtype in [DType::BF16, DType::F16, DType::F32] {
@@ -36,15 +46,27 @@ fn kinds(weight: &Tensor) -> Vec<(String, Weight)> {
             scales,
         };
         let weights = GroupWeights::quantize(weight, format).expect("groups");
-        for (by, activations) in [
-            ("bytes", ActivationPrecision::Int8),
-            ("f32", ActivationPrecision::Full),
-        ] {
-            let weights = weights.clone().with_activations(activations);
-            kinds.push((format!("{name} by {by}"), weights.into()));
-        }
+        kinds.extend(by_bytes_and_floats(name, &weights));
+    }
+    for (name, coding, group, scales) in [("mxfp4", E2M1, 32, DType::BF16), ("nvfp4", E2M1, 16, DType::BF16)]
+    {
+        kinds.extend(by_bytes_and_floats(name, &any(coding, group, scales)));
+    }
+    for (name, group, scales) in [("mxfp8", 32, DType::BF16), ("E4M3 of 128", 128, DType::F32)] {
+        kinds.push((format!("{name} by f32"), any(Coding::E4m3, group, scales).into()));
     }
     kinds
+}
+
+fn by_bytes_and_floats(name: &str, weights: &GroupWeights) -> [(String, Weight); 2] {
+    [
+        ("bytes", ActivationPrecision::Int8),
+        ("f32", ActivationPrecision::Full),
+    ]
+    .map(|(by, activations)| {
+        let weights = weights.clone().with_activations(activations);
+        (format!("{name} by {by}"), weights.into())
+    })
 }
 
 fn linear(c: &mut Criterion) {
