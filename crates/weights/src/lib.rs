@@ -31,9 +31,9 @@
 //! | affine, 4 bits | 4-bit groups, as they are | 0.56 | 0.56 |
 //! | affine, 5 or 6 bits | 8-bit groups | 0.69, 0.81 | 1.06 |
 //! | affine, 8 bits | 8-bit groups, as they are | 1.06 | 1.06 |
-//! | mxfp4 | 8-bit groups of 32: twice its numbers are whole | 0.53 | 1.06 |
-//! | nvfp4 | 8-bit groups of 16 | 0.56 | 1.13, or 1.25 with a global scale |
-//! | mxfp8 | bf16, or f32 if a number is too small for it | 1.03 | 2 |
+//! | mxfp4 | 4-bit codes, as they are, with a table: twice their numbers are whole | 0.53 | 0.56 |
+//! | nvfp4 | likewise, in groups of 16 | 0.56 | 0.63, or 0.75 with a global scale |
+//! | mxfp8 | E4M3 bytes, as they are | 1.03 | 1.06 |
 //!
 //! A [`Folder`] is also a model in GGUF as llama.cpp's converter writes it for `qwen35`, `qwen35moe` and `qwen3next`, in one file
 //! or in parts: [`Folder::config`] is the configuration that the same model has on the Hub, tensors have the same names and
@@ -51,9 +51,9 @@
 //! | Q6_K | 8-bit groups of 16, f32 scales | 0.82 | 1.25 |
 //! | Q3_K | 4-bit groups of 16, f32 scales | 0.43 | 0.75 |
 //! | Q2_K | 4-bit groups of 16, f32 scales and biases | 0.33 | 1 |
-//! | IQ4_NL | 8-bit groups of 32, f16 scales | 0.56 | 1.06 |
-//! | IQ4_XS | 8-bit groups of 32, f32 scales | 0.53 | 1.13 |
-//! | MXFP4 | 8-bit groups of 32, bf16 scales | 0.53 | 1.06 |
+//! | IQ4_NL | 4-bit codes with a table in groups of 32, f16 scales | 0.56 | 0.56 |
+//! | IQ4_XS | 4-bit codes with a table in groups of 32, f32 scales | 0.53 | 0.63 |
+//! | MXFP4 | 4-bit codes with a table in groups of 32, bf16 scales | 0.53 | 0.56 |
 //!
 //! Other types are refused by name before any tensor is read.
 //!
