@@ -49,7 +49,7 @@ fn main() -> Result<()> {
     let bar = ProgressBar::new(0).with_style(ProgressStyle::with_template(
         "{wide_bar} {bytes}/{total_bytes} {bytes_per_sec}",
     )?);
-    recant::quantize(&args.source, &args.target, format, &mut |done, total| {
+    recant::save(&args.source, &args.target, format, &mut |done, total| {
         bar.set_length(total);
         bar.set_position(done);
     })?;

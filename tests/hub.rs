@@ -9,6 +9,7 @@ use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use common::Result;
 use recant::{Hub, HubError};
@@ -32,6 +33,10 @@ struct Play {
     lies: BTreeMap<String, u64>,
     /// Gives files from the start, whatever part is asked for.
     deaf: bool,
+    /// Keeps silent once it has sent so many bytes of this file, or where it is asked for the list (the empty name).
+    silent: Option<(String, usize)>,
+    /// Sends whoever asks for this file elsewhere, without saying where to.
+    lost: Option<String>,
     /// What was asked for: path and range.
     asked: Vec<(String, Option<usize>)>,
 }
@@ -151,6 +156,10 @@ fn answer(root: &Path, play: &Mutex<Play>, mut stream: TcpStream) -> Result<()> 
         if !["main", COMMIT].contains(&revision) {
             return Ok(stream.write_all(bare(404).as_bytes())?);
         }
+        if play.silent.as_ref().is_some_and(|(name, _)| name.is_empty()) {
+            drop(play);
+            return keep_silent(&stream);
+        }
         let listing = listing(root, &play)?.to_string();
         let head = format!(
             "HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
@@ -162,6 +171,9 @@ fn answer(root: &Path, play: &Mutex<Play>, mut stream: TcpStream) -> Result<()> 
     let Some(file) = file else {
         return Ok(stream.write_all(bare(404).as_bytes())?);
     };
+    if play.lost.as_deref() == Some(file) {
+        return Ok(stream.write_all(bare(302).as_bytes())?);
+    }
     let whole = std::fs::read(root.join(file))?;
     let start = if play.deaf { 0 } else { start };
     if start >= whole.len() {
@@ -185,9 +197,21 @@ fn answer(root: &Path, play: &Mutex<Play>, mut stream: TcpStream) -> Result<()> 
         Some(breaks) if !breaks.is_empty() => breaks.remove(0).min(body.len()),
         _ => body.len(),
     };
+    let silent = play.silent.as_ref().filter(|(name, _)| name == file && !probe);
+    let silent = silent.map(|(_, after)| *after);
     drop(play);
     stream.write_all(head.as_bytes())?;
+    if let Some(after) = silent {
+        stream.write_all(&body[..after])?;
+        return keep_silent(&stream);
+    }
     stream.write_all(&body[..sent])?;
+    Ok(())
+}
+
+/// Leaves a connection open, and lets others go on, for as long as the process lives.
+fn keep_silent(stream: &TcpStream) -> Result<()> {
+    std::mem::forget(stream.try_clone()?);
     Ok(())
 }
 
@@ -413,6 +437,35 @@ fn a_file_of_another_size_than_promised_is_refused_and_not_kept() -> Result<()> 
     std::fs::write(folder.join("model.safetensors"), "short")?;
     let there = contents(server.files.path())?;
     assert!(contents(&fetch(&hub)?)?["model.safetensors"] == there["model.safetensors"]);
+    Ok(())
+}
+
+#[test]
+fn a_server_that_keeps_silent_is_given_up() -> Result<()> {
+    let (server, cache) = (Server::start()?, TempDir::new()?);
+    let mut hub = server.hub(cache.path())?;
+    hub.timeout = Duration::from_millis(300);
+    server.play(|play| play.silent = Some(("model.safetensors".to_owned(), 1000)));
+    let start = Instant::now();
+    let error = refusal(&hub);
+    assert!(
+        error.contains("model.safetensors") && error.contains("kept silent for 0.3 seconds"),
+        "{error}"
+    );
+    // The list of files is waited for no longer, and the cache is as good as it is without a network.
+    server.play(|play| play.silent = Some((String::new(), 0)));
+    let error = refusal(&hub);
+    assert!(error.contains("cannot be asked") && error.contains("timeout"), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+    Ok(())
+}
+
+#[test]
+fn a_server_that_sends_elsewhere_without_saying_where_is_an_error() -> Result<()> {
+    let (server, cache) = (Server::start()?, TempDir::new()?);
+    server.play(|play| play.lost = Some("model.safetensors".to_owned()));
+    let error = refusal(&server.hub(cache.path())?);
+    assert!(error.contains("model.safetensors"), "{error}");
     Ok(())
 }
 

@@ -60,7 +60,7 @@ fn a_quantized_checkpoint_has_the_parameters_of_its_original() -> Result<()> {
         affine: true,
         scales: DType::BF16,
     };
-    recant::quantize(&folder, &to, format, &mut |_, _| {})?;
+    recant::save(&folder, &to, format, &mut |_, _| {})?;
     let (before, after) = (recant::inspect(&folder), recant::inspect(&to));
     assert_eq!(after.refusals, [""; 0]);
     assert_eq!(after.parameters, before.parameters);

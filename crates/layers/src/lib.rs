@@ -22,7 +22,7 @@ mod model;
 mod moe;
 mod norm;
 
-pub use assembly::{Assembly, LoadOptions};
+pub use assembly::{group_weights, Assembly, LoadOptions};
 pub use attention::{AttentionWeights, GatedAttention};
 pub use block::{DecoderBlock, Ffn, Mixer};
 pub use config::{Config, ConfigError, FeedForward, Fields, LayerKind, Tie};

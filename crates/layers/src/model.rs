@@ -335,8 +335,13 @@ impl Source for Watched<'_, '_> {
         self.take(|weights| weights.take_matrix(name, shape))
     }
 
-    fn take_stack(&mut self, name: &str, shape: [usize; 3]) -> recant_weights::Result<Vec<Stored>> {
-        self.take(|weights| weights.take_stack(name, shape))
+    fn take_stacked(
+        &mut self,
+        name: &str,
+        shape: [usize; 3],
+        index: usize,
+    ) -> recant_weights::Result<Stored> {
+        self.take(|weights| weights.take_stacked(name, shape, index))
     }
 
     fn norms(&self) -> Norms {

@@ -131,14 +131,14 @@ pub enum Error {
         "weights of {found} cannot be saved; expected 4 or 8 bits in groups of 32, 64 or 128, affine, with scales of f32, f16 or \
          bf16"
     )]
-    QuantizeFormat {
+    SaveFormat {
         /// The format.
         found: String,
     },
 
     /// A checkpoint that cannot be rounded and saved.
-    #[error("{} cannot be quantized: {reason}; use the model's original checkpoint", folder.display())]
-    Quantize {
+    #[error("{} cannot be saved: {reason}; use another copy of the model", folder.display())]
+    Save {
         /// The folder of the checkpoint.
         folder: PathBuf,
         /// What is wrong with it.

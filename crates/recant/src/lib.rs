@@ -31,7 +31,8 @@ mod heads;
 mod hub;
 mod inspect;
 mod loaded;
-mod quantize;
+mod save;
+mod recommended;
 mod session;
 mod stop;
 mod text;
@@ -49,7 +50,7 @@ pub use error::{Error, Result};
 pub use hub::{Hub, HubError};
 pub use inspect::{inspect, Layers, Module, ModuleKind, Mtp, Report};
 pub use loaded::{load, load_with, Loaded};
-pub use quantize::quantize;
+pub use save::save;
 pub use recant_core::{CacheOptions, Cancel, Hidden, KvType};
 pub use recant_generate::{
     Depth, DraftVocabulary, Finish, LogitsProcessor, Logprobs, LogprobsOf, LogprobsOptions, Phases,

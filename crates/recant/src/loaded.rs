@@ -16,7 +16,7 @@ use serde_json::Value;
 use crate::heads::{CheckedHead, Heads, CHECK_TEXT};
 #[cfg(feature = "hub")]
 use crate::Hub;
-use crate::{ChatTemplate, Error, Result, SessionBuilder, Text, Threads};
+use crate::{recommended, ChatTemplate, Error, Result, Sampling, SessionBuilder, Text, Threads};
 
 /// Families that [`load`] takes.
 const FAMILIES: [&dyn Family; 3] = [&Qwen35, &Qwen35Moe, &Qwen3Next];
@@ -33,7 +33,10 @@ pub struct Loaded {
     text: Arc<Text>,
     /// Read when it is first asked for.
     chat: Arc<OnceLock<ChatTemplate>>,
+    /// That of a model in GGUF, where the template is in no file of its own.
+    tokenizer_config: Option<Value>,
     eos: Vec<u32>,
+    sampling: Sampling,
     notes: Vec<String>,
     path: PathBuf,
 }
@@ -88,6 +91,8 @@ pub fn load_with(
             notes.push(format!("left alone {count} tensors of {what}"));
         }
     }
+    let (sampling, ignored) = recommended::sampling(folder.generation_config());
+    notes.extend(ignored);
     let mut eos = model.spec().eos.clone();
     eos.extend(tokenizer_eos(&folder, &text));
     eos.sort_unstable();
@@ -101,7 +106,9 @@ pub fn load_with(
         heads: Arc::default(),
         text: Arc::new(text),
         chat: Arc::default(),
+        tokenizer_config: folder.tokenizer_config().filter(|_| folder.is_gguf()).cloned(),
         eos,
+        sampling,
         notes,
         path: folder.path().to_owned(),
     })
@@ -179,7 +186,11 @@ impl Loaded {
         if let Some(chat) = self.chat.get() {
             return Ok(chat);
         }
-        let chat = ChatTemplate::of(&Folder::open(&self.path)?)?.ok_or_else(|| Error::NoChatTemplate {
+        let found = match &self.tokenizer_config {
+            Some(config) => ChatTemplate::in_config(&self.path, config)?,
+            None => ChatTemplate::load(&self.path)?,
+        };
+        let chat = found.ok_or_else(|| Error::NoChatTemplate {
             folder: self.path.clone(),
         })?;
         Ok(self.chat.get_or_init(|| chat))
@@ -188,6 +199,19 @@ impl Loaded {
     /// Ids that end a text: those of the configuration, the generation configuration and the tokenizer together.
     pub fn eos(&self) -> &[u32] {
         &self.eos
+    }
+
+    /// The sampling that the checkpoint recommends, in `generation_config.json`: temperature, top-k, top-p, min-p and repetition
+    /// penalty, as far as it names them; greedy where it names none, or says not to sample. A session is greedy unless it is
+    /// given this or another.
+    ///
+    /// ```no_run
+    /// let target = recant::load("Qwen3.5-0.8B")?;
+    /// let session = target.session().sampling(target.sampling().clone()).build()?;
+    /// # Ok::<(), recant::Error>(())
+    /// ```
+    pub fn sampling(&self) -> &Sampling {
+        &self.sampling
     }
 
     /// What a user should know: contradictions that a rule settled, and tensors that were left alone.

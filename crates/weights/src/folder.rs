@@ -86,6 +86,26 @@ impl TensorInfo {
     pub fn bytes(&self) -> u64 {
         self.bytes.len() as u64
     }
+
+    /// Where it lies, or a slice of it, in its file's map.
+    fn range(&self, slice: Option<Slice>) -> Range<usize> {
+        let Range { start, end } = self.bytes;
+        match slice {
+            Some(Slice { index, count }) => {
+                let each = (end - start) / count;
+                start + index * each..start + (index + 1) * each
+            }
+            None => start..end,
+        }
+    }
+}
+
+/// One of the parts that a tensor's first dimension counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Slice {
+    pub(crate) index: usize,
+    /// How many there are. Not 0, and more than `index`.
+    pub(crate) count: usize,
 }
 
 /// A checkpoint folder in Hub layout, or a model in GGUF, opened and its headers checked; no tensor data is read yet.
@@ -241,6 +261,8 @@ impl Folder {
                 let head = data.len().min(SAMPLE);
                 hash.update(&data[..head]);
                 hash.update(&data[head.max(data.len().saturating_sub(SAMPLE))..]);
+                // The system reads ahead, and the map holds what it read.
+                self.release(tensor, None);
             }
             hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
         })
@@ -279,6 +301,17 @@ impl Folder {
     /// A tensor's bytes in the map.
     pub(crate) fn data(&self, tensor: &TensorInfo) -> &[u8] {
         &self.maps[tensor.map][tensor.bytes.clone()]
+    }
+
+    /// The bytes of a tensor, or of a slice of it.
+    pub(crate) fn slice(&self, tensor: &TensorInfo, slice: Option<Slice>) -> &[u8] {
+        &self.maps[tensor.map][tensor.range(slice)]
+    }
+
+    /// Takes the pages of a tensor, or of a slice of it, out of the process, whose memory they would seem to be. What is read
+    /// again comes again, from the file.
+    pub(crate) fn release(&self, tensor: &TensorInfo, slice: Option<Slice>) {
+        mapping::release(&self.maps[tensor.map], tensor.range(slice));
     }
 
     fn read_headers(&mut self) -> Result<()> {

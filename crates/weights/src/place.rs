@@ -89,11 +89,11 @@ impl Folder {
             expected: vec![rows.end, width],
             found: tensor.shape.clone(),
         })?;
-        Tensor::from_raw_buffer(bytes, dtype, &[shape.0, shape.1], &Device::Cpu).map_err(|source| {
-            Error::Tensor {
-                tensor: tensor.name.clone(),
-                source: source.into(),
-            }
+        let rows = Tensor::from_raw_buffer(bytes, dtype, &[shape.0, shape.1], &Device::Cpu);
+        self.release(tensor, None);
+        rows.map_err(|source| Error::Tensor {
+            tensor: tensor.name.clone(),
+            source: source.into(),
         })
     }
 }

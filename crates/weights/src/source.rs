@@ -2,7 +2,7 @@
 
 use candle_core::Tensor;
 
-use crate::{Result, Stored, Weights};
+use crate::{Error, Result, Stored, Weights};
 
 /// How a checkpoint stores the weights of its root mean square norms, all but the gated norm of a Gated DeltaNet layer,
 /// which every exporter stores as it is multiplied.
@@ -37,12 +37,19 @@ pub trait Source {
         Ok(Stored::Float(self.take(name, &shape)?))
     }
 
-    /// The matrices `[out, in]` of a stack `[count, out, in]`, in order.
+    /// Matrix `[out, in]` number `index` of a stack `[count, out, in]`: one at a time, since a stack of experts can be
+    /// larger than all else that is in memory while a layer is made. They are taken in order, each once.
+    ///
+    /// By default the whole stack is [`take`](Self::take)n for each, which suits a source that makes its tensors.
     ///
     /// # Errors
-    /// As [`take_matrix`](Self::take_matrix).
-    fn take_stack(&mut self, name: &str, shape: [usize; 3]) -> Result<Vec<Stored>> {
-        Stored::Float(self.take(name, &shape)?).unstacked(name)
+    /// As [`take_matrix`](Self::take_matrix), or a matrix out of order.
+    fn take_stacked(&mut self, name: &str, shape: [usize; 3], index: usize) -> Result<Stored> {
+        let matrix = self.take(name, &shape)?.get(index);
+        matrix.map(Stored::Float).map_err(|source| Error::Tensor {
+            tensor: name.to_owned(),
+            source: source.into(),
+        })
     }
 
     /// How it stores norms.
@@ -67,8 +74,8 @@ impl Source for Weights<'_> {
         Weights::take_matrix(self, name, shape)
     }
 
-    fn take_stack(&mut self, name: &str, shape: [usize; 3]) -> Result<Vec<Stored>> {
-        Weights::take_stack(self, name, shape)
+    fn take_stacked(&mut self, name: &str, shape: [usize; 3], index: usize) -> Result<Stored> {
+        Weights::take_stacked(self, name, shape, index)
     }
 
     fn norms(&self) -> Norms {

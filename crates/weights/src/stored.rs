@@ -2,8 +2,6 @@
 
 use candle_core::Tensor;
 
-use crate::error::{Error, Result};
-
 /// A matrix `[out, in]`, on the CPU.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
@@ -80,20 +78,5 @@ impl Stored {
                 ..*groups
             }),
         })
-    }
-
-    /// The matrices of a stack, whose tensors all have one more dimension in front.
-    pub(crate) fn unstacked(&self, name: &str) -> Result<Vec<Self>> {
-        let count = match self {
-            Self::Float(tensor) => tensor.dims()[0],
-            Self::Groups(groups) => groups.scales.dims()[0],
-        };
-        (0..count)
-            .map(|i| self.map_rows(|tensor| tensor.get(i)))
-            .collect::<candle_core::Result<_>>()
-            .map_err(|source| Error::Tensor {
-                tensor: name.to_owned(),
-                source: source.into(),
-            })
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Device, Tensor};
 
 use crate::error::{Error, Result};
-use crate::folder::{Dtype, Folder, TensorInfo};
+use crate::folder::{Dtype, Folder, Slice, TensorInfo};
 use crate::hub_quant::{self, Declared};
 use crate::{format, mlx, names, Norms, Stored};
 
@@ -35,8 +35,36 @@ struct Slot<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Waiting,
+    /// So many matrices of a stack are taken.
+    Partly(usize),
     Taken,
     Discarded,
+}
+
+impl State {
+    /// Refuses what is taken already, and a slice of a tensor that is not the next one.
+    fn check(self, name: &str, slice: Option<Slice>) -> Result<()> {
+        let next = match (self, slice) {
+            (Self::Waiting, None) => true,
+            (Self::Waiting, Some(slice)) => slice.index == 0 && slice.count > 0,
+            (Self::Partly(taken), Some(slice)) => slice.index == taken,
+            _ => false,
+        };
+        if next {
+            return Ok(());
+        }
+        Err(Error::TakenTwice {
+            tensor: name.to_owned(),
+        })
+    }
+
+    /// That of a tensor of which this was taken.
+    fn after(slice: Option<Slice>) -> Self {
+        match slice {
+            Some(Slice { index, count }) if index + 1 < count => Self::Partly(index + 1),
+            _ => Self::Taken,
+        }
+    }
 }
 
 /// What became of a checkpoint's tensors.
@@ -123,6 +151,12 @@ impl<'a> Weights<'a> {
         self.text.get(name).or_else(packed)
     }
 
+    /// The tensors that are handed out, the parts of quantized matrices each on its own: canonical names and what headers say,
+    /// in name order.
+    pub fn tensors(&self) -> impl Iterator<Item = (&'a str, &'a TensorInfo)> + '_ {
+        self.text.iter().map(|(name, slot)| (*name, slot.info))
+    }
+
     /// A text tensor on the CPU, in the dtype it is stored in: F32, BF16 or F16.
     ///
     /// Its bytes are copied out of the file, so the tensor outlives the [`Folder`].
@@ -136,9 +170,9 @@ impl<'a> Weights<'a> {
     /// A tensor that is missing, of another shape, of another dtype, or already taken or discarded. Nothing is taken
     /// then.
     pub fn take(&mut self, name: &str, shape: &[usize]) -> Result<Tensor> {
-        self.take_with(name, shape, |folder, info| match folder.gguf() {
+        self.take_with(name, shape, None, |folder, info| match folder.gguf() {
             Some(gguf) => gguf.floats(info, folder.data(info), name, shape),
-            None => floats(folder, info, shape),
+            None => floats(folder, info, shape, None),
         })
     }
 
@@ -148,52 +182,63 @@ impl<'a> Weights<'a> {
     ///
     /// As [`take`](Self::take).
     pub fn take_matrix(&mut self, name: &str, shape: [usize; 2]) -> Result<Stored> {
-        if let Some(packed) = self.take_packed(name, &shape)? {
+        if let Some(packed) = self.take_packed(name, &shape, None)? {
             return Ok(packed);
         }
         if let Some(scaled) = self.take_scaled(name, shape)? {
             return Ok(scaled);
         }
-        self.take_with(name, &shape, |folder, info| match folder.gguf() {
+        self.take_with(name, &shape, None, |folder, info| match folder.gguf() {
             Some(gguf) => gguf.matrix(info, folder.data(info), name, shape),
-            None => floats(folder, info, &shape).map(Stored::Float),
+            None => floats(folder, info, &shape, None).map(Stored::Float),
         })
     }
 
-    /// The matrices `[out, in]` of a stack `[count, out, in]`, in order.
+    /// Matrix `[out, in]` number `index` of a stack `[count, out, in]`. They are taken in order, each once, and the stack is
+    /// taken when the last one is.
     ///
     /// # Errors
     ///
-    /// As [`take_matrix`](Self::take_matrix).
-    pub fn take_stack(&mut self, name: &str, shape: [usize; 3]) -> Result<Vec<Stored>> {
-        if let Some(packed) = self.take_packed(name, &shape)? {
-            return packed.unstacked(name);
+    /// As [`take_matrix`](Self::take_matrix), or a matrix out of order.
+    pub fn take_stacked(&mut self, name: &str, shape: [usize; 3], index: usize) -> Result<Stored> {
+        let slice = Some(Slice {
+            index,
+            count: shape[0],
+        });
+        if let Some(packed) = self.take_packed(name, &shape, slice)? {
+            return Ok(packed);
         }
-        self.take_with(name, &shape, |folder, info| match folder.gguf() {
-            Some(gguf) => gguf.stack(info, folder.data(info), name, shape),
-            None => Stored::Float(floats(folder, info, &shape)?).unstacked(name),
+        self.take_with(name, &shape, slice, |folder, info| match folder.gguf() {
+            Some(gguf) => gguf.stacked(info, folder.slice(info, slice), name, shape),
+            None => floats(folder, info, &shape, slice).map(Stored::Float),
         })
     }
 
     /// Takes all parts of what MLX quantized, if that is how it is stored. Nothing is taken where that fails.
-    fn take_packed(&mut self, name: &str, shape: &[usize]) -> Result<Option<Stored>> {
+    fn take_packed(&mut self, name: &str, shape: &[usize], slice: Option<Slice>) -> Result<Option<Stored>> {
         let Some(path) = name.strip_suffix(".weight") else {
             return Ok(None);
         };
         let Some(parts) = mlx::Parts::find(path, |name| Some(self.text.get(name)?.info))? else {
             return Ok(None);
         };
-        if self.text[name].state != State::Waiting {
-            return Err(Error::TakenTwice {
-                tensor: name.to_owned(),
-            });
-        }
+        self.text[name].state.check(name, slice)?;
         let folder = self.folder;
         // The configuration names modules as the file does.
         let module = parts.weight.name.strip_suffix(".weight").unwrap_or(name);
         let entry = mlx::entry(folder.path(), folder.config(), module)?;
-        let stored = parts.read(shape, entry, |part| folder.data(part))?;
-        self.set(name, State::Taken);
+        let stored = parts.read(shape, slice.is_some(), entry, |part| folder.slice(part, slice))?;
+        for part in parts.all() {
+            folder.release(part, slice);
+        }
+        match State::after(slice) {
+            State::Taken => self.set(name, State::Taken),
+            partly => {
+                if let Some(slot) = self.text.get_mut(name) {
+                    slot.state = partly;
+                }
+            }
+        }
         Ok(Some(stored))
     }
 
@@ -229,7 +274,7 @@ impl<'a> Weights<'a> {
             let Some(slot) = self.text.get_mut(name.as_str()) else {
                 continue;
             };
-            if slot.state != State::Waiting {
+            if matches!(slot.state, State::Taken | State::Discarded) {
                 continue;
             }
             slot.state = state;
@@ -241,11 +286,12 @@ impl<'a> Weights<'a> {
         }
     }
 
-    /// Takes a tensor, as what `read` gives. Nothing is taken where that fails.
+    /// Takes a tensor or a slice of it, as what `read` gives. Nothing is taken where that fails.
     fn take_with<T>(
         &mut self,
         name: &str,
         shape: &[usize],
+        slice: Option<Slice>,
         read: impl FnOnce(&Folder, &TensorInfo) -> Result<T>,
     ) -> Result<T> {
         let slot = self.text.get_mut(name).ok_or_else(|| Error::MissingTensor {
@@ -253,15 +299,14 @@ impl<'a> Weights<'a> {
             tensor: name.to_owned(),
             expected: shape.to_vec(),
         })?;
-        if slot.state != State::Waiting {
-            return Err(Error::TakenTwice {
-                tensor: name.to_owned(),
-            });
-        }
+        slot.state.check(name, slice)?;
         let taken = read(self.folder, slot.info)?;
-        slot.state = State::Taken;
-        self.inventory.taken += 1;
-        self.bytes_taken += slot.info.bytes();
+        self.folder.release(slot.info, slice);
+        slot.state = State::after(slice);
+        if slot.state == State::Taken {
+            self.inventory.taken += 1;
+            self.bytes_taken += slot.info.bytes();
+        }
         Ok(taken)
     }
 
@@ -300,7 +345,7 @@ impl<'a> Weights<'a> {
         let left: Vec<String> = self
             .text
             .values()
-            .filter(|slot| slot.state == State::Waiting)
+            .filter(|slot| matches!(slot.state, State::Waiting | State::Partly(_)))
             .map(|slot| slot.info.name.clone())
             .collect();
         if left.is_empty() {
@@ -314,8 +359,8 @@ impl<'a> Weights<'a> {
     }
 }
 
-/// A tensor of floats in safetensors.
-fn floats(folder: &Folder, info: &TensorInfo, shape: &[usize]) -> Result<Tensor> {
+/// A tensor of floats in safetensors that has this shape, or a slice of it.
+fn floats(folder: &Folder, info: &TensorInfo, shape: &[usize], slice: Option<Slice>) -> Result<Tensor> {
     // MLX has the taps of a convolution in the middle. One of both dimensions is 1, so the order of the numbers is the same.
     let moved = matches!((&info.shape[..], shape), ([a, b, 1], [c, 1, d]) if a == c && b == d);
     if info.shape != shape && !moved {
@@ -338,8 +383,11 @@ fn floats(folder: &Folder, info: &TensorInfo, shape: &[usize]) -> Result<Tensor>
             })
         }
     };
-    Tensor::from_raw_buffer(folder.data(info), dtype, shape, &Device::Cpu).map_err(|source| Error::Tensor {
-        tensor: info.name.clone(),
-        source: source.into(),
+    let shape = &shape[usize::from(slice.is_some())..];
+    Tensor::from_raw_buffer(folder.slice(info, slice), dtype, shape, &Device::Cpu).map_err(|source| {
+        Error::Tensor {
+            tensor: info.name.clone(),
+            source: source.into(),
+        }
     })
 }

@@ -319,7 +319,7 @@ fn a_row_of_another_length_than_asked_for_is_refused() {
     let error = folder
         .weights()
         .unwrap()
-        .take_stack(NAME, [1, 3, 128])
+        .take_stacked(NAME, [1, 3, 128], 0)
         .unwrap_err();
     says(&error, &["expected shape [1, 3, 128]"]);
 }
@@ -344,10 +344,14 @@ fn a_stack_is_handed_out_matrix_by_matrix() {
     }
     let checkpoint = checkpoint(&parts, global());
     let folder = checkpoint.open();
-    let stack = folder.weights().unwrap().take_stack(NAME, [2, 3, 128]).unwrap();
-    assert_eq!(stack.len(), 2);
-    for (i, matrix) in stack.into_iter().enumerate() {
-        let found = groups(matrix);
+    let mut weights = folder.weights().unwrap();
+    // Not the second before the first.
+    weights.take_stacked(NAME, [2, 3, 128], 1).unwrap_err();
+    for i in 0..2 {
+        let found = groups(weights.take_stacked(NAME, [2, 3, 128], i).unwrap());
+        // Nor one again, nor the stack once it is begun.
+        weights.take_stacked(NAME, [2, 3, 128], i).unwrap_err();
+        weights.take_matrix(NAME, [6, 128]).unwrap_err();
         let bytes = found.quants.flatten_all().unwrap().to_vec1::<u8>().unwrap();
         assert_eq!(bytes, parts[0].bytes()[i * 192..(i + 1) * 192]);
         assert_eq!(found.scales.dims(), [3, 2]);

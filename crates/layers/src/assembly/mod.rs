@@ -133,7 +133,7 @@ impl<'a> Assembly<'a> {
                 self.placed(weights.with_activations(options.activations))
             }
             (Stored::Groups(groups), _) => {
-                self.placed(from_stored(groups)?.with_activations(options.activations))
+                self.placed(group_weights(groups)?.with_activations(options.activations))
             }
             (stored, _) => self.made_gate(stored),
         }
@@ -147,7 +147,7 @@ impl<'a> Assembly<'a> {
         match stored {
             Stored::Float(tensor) => Ok(tensor.to_device(&self.options.device)?.into()),
             Stored::Groups(groups) => {
-                self.placed(from_stored(groups)?.with_activations(ActivationPrecision::Full))
+                self.placed(group_weights(groups)?.with_activations(ActivationPrecision::Full))
             }
             _ => Err(recant_core::Error::mismatch(
                 "a stored matrix",
@@ -297,7 +297,11 @@ impl<'a> Assembly<'a> {
     }
 }
 
-fn from_stored(groups: StoredGroups) -> recant_kernels::Result<GroupWeights> {
+/// A stored matrix in groups as kernels take it.
+///
+/// # Errors
+/// Parts that contradict one another.
+pub fn group_weights(groups: StoredGroups) -> recant_kernels::Result<GroupWeights> {
     let StoredGroups {
         coding,
         group,

@@ -86,11 +86,14 @@ impl ChatTemplate {
     /// As [`load`](Self::load).
     pub fn of(folder: &Folder) -> Result<Option<Self>> {
         match (folder.is_gguf(), folder.tokenizer_config()) {
-            (true, Some(config)) => source::in_config(folder.path(), config)?
-                .map(Self::new)
-                .transpose(),
+            (true, Some(config)) => Self::in_config(folder.path(), config),
             _ => Self::load(folder.path()),
         }
+    }
+
+    /// The template of a model in GGUF, whose configuration of the tokenizer this is.
+    pub(crate) fn in_config(path: &Path, config: &Value) -> Result<Option<Self>> {
+        source::in_config(path, config)?.map(Self::new).transpose()
     }
 
     fn new(found: source::Found) -> Result<Self> {

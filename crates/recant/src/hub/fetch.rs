@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use hf_hub::api::sync::{Api, ApiBuilder, ApiError, ApiRepo};
-use hf_hub::api::Progress;
+use hf_hub::api::sync::{Api, ApiBuilder, ApiError};
 use hf_hub::{Cache, Repo, RepoType};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::download::{download, Broken};
 use super::id::RepoId;
 use super::{Hub, HubError};
 
@@ -48,7 +48,8 @@ struct Fetcher<'a> {
     hub: &'a Hub,
     id: &'a RepoId,
     api: Api,
-    repo: ApiRepo,
+    /// The repository at the commit.
+    commit: Repo,
     /// Where the commit's files come to lie.
     folder: PathBuf,
     /// All files of the repository, with their sizes as far as the server says.
@@ -75,7 +76,7 @@ pub(super) fn fetch(hub: &Hub, id: &RepoId, progress: &mut dyn FnMut(u64, u64)) 
         .with_progress(false)
         .with_user_agent("recant", env!("CARGO_PKG_VERSION"))
         .build()
-        .and_then(|api| Ok((list(&api, id)?, api)));
+        .and_then(|api| Ok((list(&api, id, hub.timeout)?, api)));
     let (listing, api) = match listing {
         Ok(found) => found,
         Err(error) => {
@@ -97,7 +98,7 @@ pub(super) fn fetch(hub: &Hub, id: &RepoId, progress: &mut dyn FnMut(u64, u64)) 
         hub,
         id,
         folder: cache.repo(commit.clone()).pointer_path(&listing.sha),
-        repo: api.repo(commit),
+        commit,
         api,
         files: listing
             .siblings
@@ -125,9 +126,10 @@ fn at(id: &RepoId, revision: &str) -> Repo {
 }
 
 /// What the server has at the revision.
-fn list(api: &Api, id: &RepoId) -> Result<Listing, ApiError> {
+fn list(api: &Api, id: &RepoId, timeout: Duration) -> Result<Listing, ApiError> {
     let request = api.repo(at(id, &id.revision)).info_request();
-    let mut response = request.query("blobs", "true").call().map_err(Box::new)?;
+    let request = request.query("blobs", "true").config().timeout_global(Some(timeout)).build();
+    let mut response = request.call().map_err(Box::new)?;
     let text = response.body_mut().read_to_string().map_err(Box::new)?;
     let listing: Listing = serde_json::from_str(&text)
         .map_err(|error| std::io::Error::other(format!("its answer is no list of files: {error}")))?;
@@ -219,15 +221,14 @@ impl Fetcher<'_> {
         for attempt in 0..ATTEMPTS {
             // The first pause is none: most connections that break can be had again at once.
             std::thread::sleep(Duration::from_millis(500 * attempt.saturating_sub(1).pow(2)));
-            let mut promised = self.files[file];
-            let counted = Counted {
-                promised: &mut promised,
-                arrived: 0,
-                done: self.done,
-                total: self.total,
-                progress: &mut *self.progress,
+            let mut promised = None;
+            let (done, total, progress) = (self.done, self.total, &mut *self.progress);
+            let mut tell = |arrived, size| {
+                promised = Some(size);
+                let now = done + arrived;
+                progress(now, total.max(now));
             };
-            match self.repo.download_with_progress(file, counted) {
+            match download(&self.api, &self.commit, file, self.hub.timeout, &mut tell) {
                 Ok(path) => {
                     let found = std::fs::metadata(&path)
                         .map_err(|source| HubError::Io {
@@ -243,7 +244,7 @@ impl Fetcher<'_> {
                     remove(&path)?;
                     reason = format!("it should have {promised} bytes, {found} arrived");
                 }
-                Err(error) => {
+                Err(Broken::Error(error)) => {
                     if let Some(refusal) = refusal(self.hub, self.id, &error) {
                         return Err(refusal);
                     }
@@ -252,6 +253,12 @@ impl Fetcher<'_> {
                     }
                     reason = error.to_string();
                 }
+                // The file stays locked until the connection ends, so asking again is no use.
+                Err(Broken::Silent) => {
+                    let seconds = self.hub.timeout.as_secs_f32();
+                    return Err(self.failed(file, &format!("the server kept silent for {seconds} seconds")));
+                }
+                Err(Broken::Panicked) => reason = "the server's answer makes no sense".to_owned(),
             }
         }
         Err(self.failed(file, &reason))
@@ -259,7 +266,8 @@ impl Fetcher<'_> {
 
     /// Removes what a broken download left, where it is not the beginning of the file.
     fn forget_part(&self, file: &str) -> Result<(), HubError> {
-        let Ok(metadata) = self.api.metadata(&self.repo.url(file)) else {
+        let url = self.api.repo(self.commit.clone()).url(file);
+        let Ok(metadata) = self.api.metadata(&url) else {
             return Ok(());
         };
         let cache = Cache::new(self.hub.cache.clone());
@@ -298,31 +306,6 @@ impl Fetcher<'_> {
             reason: reason.to_owned(),
         }
     }
-}
-
-/// Tells of a file's bytes as they arrive.
-struct Counted<'a> {
-    /// The size that the server says the file has.
-    promised: &'a mut Option<u64>,
-    arrived: u64,
-    done: u64,
-    total: u64,
-    progress: &'a mut dyn FnMut(u64, u64),
-}
-
-impl Progress for Counted<'_> {
-    fn init(&mut self, size: usize, _: &str) {
-        *self.promised = Some(size as u64);
-        self.arrived = 0;
-    }
-
-    fn update(&mut self, size: usize) {
-        self.arrived += size as u64;
-        let now = self.done + self.arrived;
-        (self.progress)(now, self.total.max(now));
-    }
-
-    fn finish(&mut self) {}
 }
 
 /// The folder that the cache has of a revision, or what it lacks.

@@ -1,15 +1,19 @@
 //! Repositories of the Hugging Face Hub, fetched into the cache that its other clients share.
 
+mod download;
 mod error;
 mod fetch;
 mod id;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 pub use error::HubError;
 use id::RepoId;
 
 const ENDPOINT: &str = "https://huggingface.co";
+/// How long a server may keep silent if nothing else is said.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Where repositories come from and where they are kept.
 ///
@@ -34,6 +38,10 @@ pub struct Hub {
     pub token: Option<String>,
     /// Whether to take what the cache has and ask nobody.
     pub offline: bool,
+    /// How long the server may keep silent in the middle of a file, and how long it may take to list a repository, before it is
+    /// given up. A connection that is given up is closed by the system, not by this library; until then its file cannot be
+    /// fetched again.
+    pub timeout: Duration,
 }
 
 impl Hub {
@@ -43,6 +51,7 @@ impl Hub {
     /// - `HF_HUB_CACHE`: the cache; else `hub` in `HF_HOME`, or in `huggingface` in `XDG_CACHE_HOME` or `~/.cache`.
     /// - `HF_TOKEN`: the token; else what the file `HF_TOKEN_PATH` holds, or the file `token` in `HF_HOME`.
     /// - `HF_HUB_OFFLINE`: `1`, `true`, `yes` or `on` to ask nobody.
+    /// - `HF_HUB_DOWNLOAD_TIMEOUT`: the time-out in seconds; else 60.
     ///
     /// # Errors
     /// No variable says where the cache is, and there is no home folder.
@@ -74,6 +83,9 @@ impl Hub {
                 .filter(|token| !token.is_empty()),
             offline: var("HF_HUB_OFFLINE")
                 .is_some_and(|value| ["1", "true", "yes", "on"].contains(&value.to_lowercase().as_str())),
+            timeout: var("HF_HUB_DOWNLOAD_TIMEOUT")
+                .and_then(|seconds| seconds.parse().ok())
+                .map_or(TIMEOUT, |seconds: u32| Duration::from_secs(seconds.max(1).into())),
         })
     }
 
@@ -108,6 +120,7 @@ impl std::fmt::Debug for Hub {
             // A token is a secret.
             .field("token", &self.token.as_ref().map(|_| "..."))
             .field("offline", &self.offline)
+            .field("timeout", &self.timeout)
             .finish()
     }
 }
@@ -141,7 +154,10 @@ mod tests {
             ("HF_HUB_CACHE", "/cache"),
             ("HF_TOKEN", " hf_secret\n"),
             ("HF_HUB_OFFLINE", "TRUE"),
+            ("HF_HUB_DOWNLOAD_TIMEOUT", "10"),
         ]);
+        assert_eq!(all.timeout, Duration::from_secs(10));
+        assert_eq!(plain.timeout, Duration::from_secs(60));
         assert_eq!(all.endpoint, "http://localhost:1");
         assert_eq!(all.cache, PathBuf::from("/cache"));
         assert_eq!(all.token.as_deref(), Some("hf_secret"));

@@ -2,6 +2,7 @@
 
 use candle_core::{DType, Device, Tensor};
 use half::{bf16, f16};
+use rayon::prelude::*;
 
 use super::blocks::{Block, Layout};
 use super::heads::Order;
@@ -64,27 +65,29 @@ pub(super) fn stored(
     let columns = group_order(layout, groups, order)?;
     let mut quants = vec![0_u8; rows * width * bits / 8];
     let mut scales = vec![0.0_f32; rows * groups];
-    let mut biases = vec![0.0_f32; if layout.biased { rows * groups } else { 0 }];
+    // Where there are no biases, one number a row that nobody reads: rows are walked side by side.
+    let biases_a_row = if layout.biased { groups.max(1) } else { 1 };
+    let mut biases = vec![0.0_f32; rows * biases_a_row];
 
     let (in_block, packed) = (kind.block() / layout.group, layout.group * bits / 8);
-    let mut block = Block::default();
-    for row in 0..rows {
+    let fill = |row: usize, quants: &mut [u8], scales: &mut [f32], biases: &mut [f32]| {
         let from = match order {
             Order::Rows(order) => order[row],
             _ => row,
         };
+        let mut block = Block::default();
         let blocks = data[from * stride..(from + 1) * stride].chunks_exact(kind.bytes());
         for (at, bytes) in blocks.enumerate() {
             layout.decode(bytes, &mut block);
             for i in 0..in_block {
                 let group = at * in_block + i;
-                let to = row * groups + columns.as_ref().map_or(group, |columns| columns[group]);
+                let to = columns.as_ref().map_or(group, |columns| columns[group]);
                 scales[to] = block.scales[i];
                 if layout.biased {
                     biases[to] = block.biases[i];
                 }
                 if !(block.scales[i].is_finite() && block.biases[i].is_finite()) {
-                    return Err(format!(
+                    return Some(format!(
                         "row {from}, block {at} has a scale of {} and a bias of {}; the file is damaged",
                         block.scales[i], block.biases[i]
                     ));
@@ -93,6 +96,16 @@ pub(super) fn stored(
                 pack(numbers, bits, &mut quants[to * packed..(to + 1) * packed]);
             }
         }
+        None
+    };
+    let damage = quants
+        .par_chunks_exact_mut((groups * packed).max(1))
+        .zip(scales.par_chunks_exact_mut(groups.max(1)))
+        .zip(biases.par_chunks_exact_mut(biases_a_row))
+        .enumerate()
+        .find_map_first(|(row, ((quants, scales), biases))| fill(row, quants, scales, biases));
+    if let Some(reason) = damage {
+        return Err(reason);
     }
 
     let small = |x: Vec<f32>| match layout.scales {

@@ -246,23 +246,16 @@ impl Gguf {
             .map_err(|reason| Error::gguf_tensor(info, &reason))
     }
 
-    /// The matrices of a stack under its canonical name.
-    pub(crate) fn stack(
+    /// A matrix of a stack under its canonical name, `data` being the bytes of that matrix.
+    pub(crate) fn stacked(
         &self,
         info: &TensorInfo,
         data: &[u8],
         name: &str,
         [count, rows, width]: [usize; 3],
-    ) -> Result<Vec<Stored>> {
+    ) -> Result<Stored> {
         self.expect(info, name, &[count, rows, width])?;
-        let kind = kind(info)?;
-        (0..count)
-            .map(|i| {
-                let each = data.len() / count;
-                let data = &data[i * each..(i + 1) * each];
-                matrix::stored(kind, data, [rows, width], &Order::AsStored)
-            })
-            .collect::<std::result::Result<_, _>>()
+        matrix::stored(kind(info)?, data, [rows, width], &Order::AsStored)
             .map_err(|reason| Error::gguf_tensor(info, &reason))
     }
 

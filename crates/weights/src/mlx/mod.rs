@@ -114,6 +114,12 @@ impl<'a> Parts<'a> {
         }))
     }
 
+    /// Its tensors.
+    pub(crate) fn all(self) -> impl Iterator<Item = &'a TensorInfo> {
+        let others = [self.biases, self.global_scale].into_iter().flatten();
+        [self.weight, self.scales].into_iter().chain(others)
+    }
+
     /// Words and scales of a row.
     fn columns(self) -> (usize, usize) {
         let last = |tensor: &TensorInfo| tensor.shape.last().copied().unwrap_or(0);
@@ -261,13 +267,13 @@ impl<'a> Parts<'a> {
             .find(|packing| groups.checked_mul(packing.group) == Some(features))
     }
 
-    /// Reads the matrix: `shape` is that of the numbers, `[out, in]` or `[count, out, in]`; the tensors of what is read have
-    /// as many dimensions.
+    /// Reads the matrix: `shape` is that of the numbers, `[out, in]`; or one of a stack, whose shape is `[count, out, in]`.
     ///
-    /// `entry`: what the configuration says of it. `bytes`: the data of a tensor.
+    /// `entry`: what the configuration says of it. `bytes`: the data of a tensor that belongs to the matrix.
     pub(crate) fn read(
         self,
         shape: &[usize],
+        stacked: bool,
         entry: Option<Entry>,
         bytes: impl Fn(&TensorInfo) -> &'a [u8],
     ) -> Result<Stored> {
@@ -299,7 +305,7 @@ impl<'a> Parts<'a> {
         }
         decode::Matrix {
             packing,
-            lead,
+            lead: &lead[usize::from(stacked).min(lead.len())..],
             features,
             dtype: &self.scales.dtype,
             weight: bytes(self.weight),

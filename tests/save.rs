@@ -100,7 +100,7 @@ fn entries(dir: &Path) -> Result<Vec<String>> {
 fn refusal(from: &Path, to: &Path, format: GroupFormat) -> Result<String> {
     let around = to.parent().ok_or("no folder around")?;
     let before = entries(around)?;
-    let error = recant::quantize(from, to, format, &mut |_, _| {})
+    let error = recant::save(from, to, format, &mut |_, _| {})
         .err()
         .ok_or("quantized")?;
     assert_eq!(entries(around)?, before);
@@ -141,7 +141,7 @@ fn every_family_in_every_format_loads_bit_for_bit_as_it_is_rounded_while_loading
         ] {
             let to = dir.path().join(format!("{}-{}", format.bits, format.group));
             let mut told = Vec::new();
-            recant::quantize(&from, &to, format, &mut |done, total| told.push((done, total)))?;
+            recant::save(&from, &to, format, &mut |done, total| told.push((done, total)))?;
             let want = logits(&loaded(&from, Some(format))?)?;
             let got = logits(&loaded(&to, None)?)?;
             assert!(got == want, "{what}: {format:?}");
@@ -158,7 +158,7 @@ fn matrices_are_packed_as_mlx_has_them_and_all_else_is_left() -> Result<()> {
     let config = seeded::moe(|text| text["moe_intermediate_size"] = json!(64));
     let tensors = prefixed(&published(&config)?, HUB, "");
     let (_dir, from, to) = source(&config, &tensors)?;
-    recant::quantize(&from, &to, format(4, 32, DType::BF16), &mut |_, _| {})?;
+    recant::save(&from, &to, format(4, 32, DType::BF16), &mut |_, _| {})?;
     let infos = infos(&to)?;
     let layer = format!("{HUB}layers.0");
     for (name, dtype, shape) in [
@@ -199,7 +199,7 @@ fn c031_qwen3_next_is_converted_with_norms_that_are_not_rounded() -> Result<()> 
     let config = seeded::next(|_| {});
     let tensors = prefixed(&apart(&published(&config)?)?, "model.", "");
     let (_dir, from, to) = source(&config, &tensors)?;
-    recant::quantize(&from, &to, format(8, 32, DType::BF16), &mut |_, _| {})?;
+    recant::save(&from, &to, format(8, 32, DType::BF16), &mut |_, _| {})?;
     let written =
         recant::candle::safetensors::load(to.join("model.safetensors"), &recant::candle::Device::Cpu)?;
     let wide = |tensor: &Tensor| tensor.to_dtype(DType::F32);
@@ -231,7 +231,7 @@ fn a_head_of_a_tied_model_is_not_written() -> Result<()> {
     tensors.insert("lm_head.weight".to_owned(), copy.clone());
     tensors.insert("model.visual.blocks.0.norm1.weight".to_owned(), copy);
     let (_dir, from, to) = source(&config, &tensors)?;
-    recant::quantize(&from, &to, format(8, 32, DType::F16), &mut |_, _| {})?;
+    recant::save(&from, &to, format(8, 32, DType::F16), &mut |_, _| {})?;
     assert!(infos(&to)?.keys().all(|name| name.starts_with(HUB)));
     let want = logits(&loaded(&from, Some(format(8, 32, DType::F16)))?)?;
     assert!(logits(&loaded(&to, None)?)? == want);
@@ -244,7 +244,7 @@ fn the_demo_target_keeps_its_head_tokenizer_and_template() -> Result<()> {
     let dir = TempDir::new()?;
     let to = dir.path().join("quantized");
     let format = format(8, 64, DType::BF16);
-    recant::quantize(&from, &to, format, &mut |_, _| {})?;
+    recant::save(&from, &to, format, &mut |_, _| {})?;
     let names = [
         "chat_template.jinja",
         "config.json",
@@ -312,7 +312,7 @@ fn what_cannot_be_saved_is_refused_and_leaves_nothing_behind() -> Result<()> {
     }
     let error = refusal(&from, &from, good)?;
     assert!(error.contains("exists already"), "{error}");
-    recant::quantize(&from, &to, good, &mut |_, _| {})?;
+    recant::save(&from, &to, good, &mut |_, _| {})?;
     let again = dir.path().join("again");
     let error = refusal(&to, &again, good)?;
     assert!(error.contains("quantized already"), "{error}");

@@ -1,21 +1,23 @@
-//! Units into safetensors files, a chunk of rows at a time.
+//! Units into safetensors files, some rows at a time.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::path::Path;
 
 use recant_core::candle::{DType, Tensor};
-use recant_layers::{GroupFormat, GroupWeights};
-use recant_weights::Folder;
+use recant_layers::{group_weights, GroupFormat, GroupWeights};
+use recant_weights::{Coding, Folder, Stored, StoredGroups};
 use safetensors::View;
 use serde_json::json;
 
-use super::plan::{bytes, Form, Plan, Unit};
+use super::plan::{bytes, Form, Piece, Plan, Unit, Whole};
 use super::put;
+use super::source::Source;
 use crate::{Error, Result};
 
-/// Bytes that are read at once.
+/// Bytes of floats that are rounded at once.
 const CHUNK: u64 = 64 << 20;
 
 /// One tensor of a file.
@@ -49,6 +51,7 @@ pub(super) fn write(
     if !head.is_empty() {
         files.push(("mtp.safetensors".to_owned(), head));
     }
+    let mut source = Source::new(folder)?;
     let (total, mut done) = (plan.bytes(), 0);
     progress(0, total);
     let mut map = BTreeMap::new();
@@ -57,7 +60,7 @@ pub(super) fn write(
         let path = target.join(name);
         let mut file = Shard::create(&path, units)?;
         for unit in units {
-            file.write(folder, unit, &mut |bytes| {
+            file.write(&mut source, unit, &mut |bytes| {
                 done += bytes;
                 progress(done, total);
             })?;
@@ -173,27 +176,73 @@ impl<'p> Shard<'p> {
         })
     }
 
-    fn write(&mut self, folder: &Folder, unit: &Unit<'_>, done: &mut dyn FnMut(u64)) -> Result<()> {
-        for (tensor, rows) in &unit.pieces {
-            let row = bytes(tensor, &(0..1)).max(1);
-            let step = usize::try_from(CHUNK / row).unwrap_or(usize::MAX).max(1);
-            for start in rows.clone().step_by(step) {
-                let rows = start..rows.end.min(start.saturating_add(step));
-                self.write_rows(unit, &folder.rows(tensor, rows.clone())?)
-                    .map_err(|error| match error {
-                        Failure::Write(source) => failed(self.path, source),
-                        Failure::Weights(error) => Error::Quantize {
-                            folder: folder.path().to_owned(),
-                            reason: format!(
-                                "tensor {}, rows {} to {}: {error}",
-                                tensor.name, rows.start, rows.end
-                            ),
-                        },
-                    })?;
-                done(bytes(tensor, &rows));
+    fn write(&mut self, source: &mut Source<'_>, unit: &Unit<'_>, done: &mut dyn FnMut(u64)) -> Result<()> {
+        for piece in &unit.pieces {
+            match piece {
+                Piece::Rows(tensor, rows) => {
+                    for rows in steps(rows, bytes(tensor, &(0..1))) {
+                        let read = source.folder.rows(tensor, rows.clone())?;
+                        self.write_rows(unit, &read)
+                            .map_err(|failure| self.told(source.folder, &tensor.name, &rows, failure))?;
+                        done(bytes(tensor, &rows));
+                    }
+                }
+                Piece::Whole(whole) => {
+                    let stored = source.read(unit.mtp, whole)?;
+                    for rows in steps(&whole.rows, (4 * whole.width()) as u64) {
+                        self.write_stored(unit, whole, &stored, &rows)
+                            .map_err(|failure| self.told(source.folder, &whole.tensor.name, &rows, failure))?;
+                    }
+                    done(piece.bytes());
+                }
             }
         }
         Ok(())
+    }
+
+    fn told(&self, folder: &Folder, tensor: &str, rows: &Range<usize>, failure: Failure) -> Error {
+        match failure {
+            Failure::Write(source) => failed(self.path, source),
+            Failure::Weights(error) => Error::Save {
+                folder: folder.path().to_owned(),
+                reason: format!("tensor {tensor}, rows {} to {}: {error}", rows.start, rows.end),
+            },
+        }
+    }
+
+    /// Writes some rows of what was read whole.
+    fn write_stored(
+        &mut self,
+        unit: &Unit<'_>,
+        whole: &Whole<'_>,
+        stored: &Stored,
+        rows: &Range<usize>,
+    ) -> std::result::Result<(), Failure> {
+        let some = match stored {
+            Stored::Float(tensor) => {
+                let flat = tensor.reshape(((), whole.width()))?;
+                return self.write_rows(unit, &flat.narrow(0, rows.start, rows.len())?);
+            }
+            stored => stored.map_rows(|tensor| tensor.narrow(0, rows.start, rows.len())?.contiguous())?,
+        };
+        let Stored::Groups(groups) = some else {
+            return Err(Failure::Weights(recant_core::Error::mismatch(
+                "a stored matrix",
+                "floats or groups",
+                "another kind",
+            )));
+        };
+        match unit.form {
+            // It is what is asked for: rounding it again could change it.
+            Form::Rounded(format) if is_in(&groups, format) => {
+                let parts = [(".weight", Some(&groups.quants)), (".scales", Some(&groups.scales))];
+                self.append_all(unit, parts.into_iter().chain([(".biases", groups.biases.as_ref())]))
+            }
+            _ => {
+                let weights = group_weights(groups).and_then(|weights| weights.dequantize());
+                self.write_rows(unit, &weights.map_err(|error| Failure::Weights(error.into()))?)
+            }
+        }
     }
 
     fn write_rows(&mut self, unit: &Unit<'_>, rows: &Tensor) -> std::result::Result<(), Failure> {
@@ -207,14 +256,23 @@ impl<'p> Shard<'p> {
                     (".weight", Some(groups.quants())),
                     (".scales", Some(groups.scales())),
                 ];
-                for (end, part) in parts.into_iter().chain([(".biases", groups.biases())]) {
-                    if let Some(part) = part {
-                        self.append(&format!("{}{end}", unit.name), part)?;
-                    }
-                }
-                Ok(())
+                self.append_all(unit, parts.into_iter().chain([(".biases", groups.biases())]))
             }
         }
+    }
+
+    /// Writes the parts of a matrix, by the ends of their names.
+    fn append_all<'t>(
+        &mut self,
+        unit: &Unit<'_>,
+        parts: impl Iterator<Item = (&'static str, Option<&'t Tensor>)>,
+    ) -> std::result::Result<(), Failure> {
+        for (end, part) in parts {
+            if let Some(part) = part {
+                self.append(&format!("{}{end}", unit.name), part)?;
+            }
+        }
+        Ok(())
     }
 
     /// Writes bytes behind those that are there of the tensor.
@@ -231,6 +289,26 @@ impl<'p> Shard<'p> {
     fn finish(self) -> Result<()> {
         self.file.sync_all().map_err(|source| failed(self.path, source))
     }
+}
+
+/// Cuts rows that have so many bytes each.
+fn steps(rows: &Range<usize>, bytes: u64) -> impl Iterator<Item = Range<usize>> {
+    let step = usize::try_from(CHUNK / bytes.max(1)).unwrap_or(usize::MAX).max(1);
+    let end = rows.end;
+    let starts = rows.clone().step_by(step);
+    starts.map(move |start| start..end.min(start.saturating_add(step)))
+}
+
+/// Whether groups are stored in this format.
+fn is_in(groups: &StoredGroups, format: GroupFormat) -> bool {
+    let whole = Coding::Whole {
+        bits: format.bits,
+        zero: 0,
+    };
+    groups.coding == whole
+        && groups.group == format.group
+        && groups.scales.dtype() == format.scales
+        && groups.biases.is_some()
 }
 
 /// Why rows were not written.

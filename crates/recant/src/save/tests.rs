@@ -30,8 +30,8 @@ fn a_checkpoint_in_many_shards_is_the_one_in_a_single_file() {
         scales: DType::BF16,
     };
     let (one, many) = (dir.path().join("one"), dir.path().join("many"));
-    quantize_to_shards(&source, &one, format, SHARD, &mut |_, _| {}).expect("one file");
-    quantize_to_shards(&source, &many, format, 600_000, &mut |_, _| {}).expect("shards");
+    save_in_shards(&source, &one, format, SHARD, &mut |_, _| {}).expect("one file");
+    save_in_shards(&source, &many, format, 600_000, &mut |_, _| {}).expect("shards");
     let (one_tensors, many_tensors) = (tensors(&one), tensors(&many));
     let files: std::collections::BTreeSet<_> = many_tensors.values().map(|(.., file)| file).collect();
     assert!(files.len() > 5, "{files:?}");

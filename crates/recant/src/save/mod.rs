@@ -7,14 +7,23 @@
 //! Rounded is what [`LoadOptions::quantize`](crate::LoadOptions::quantize) rounds: embedding and heads too, not the small
 //! matrices of gates and routers.
 //!
-//! All else keeps its name, type and value, norms and convolutions included: mlx-lm converts those of Qwen3.5 while it loads,
-//! and tells by the convolutions that it has to. It does not so for Qwen3-Next, where they are stored converted: convolutions
-//! `[channels, taps, 1]`, norms 1 + w, in F32, since 1 + w has no exact form in 16 bits.
+//! A matrix that is quantized in the source is taken out of its form exactly, in f32, and rounded once; one that is in the wanted
+//! format already stays bit for bit what it is. A gate or router that is quantized is written in F32.
+//!
+//! All else keeps its name, type and value, norms and convolutions included. A source that is itself a conversion, whose norms
+//! hold 1 + w, stays one: convolutions `[channels, taps, 1]` tell so to every reader. Of an original, mlx-lm converts the norms of
+//! Qwen3.5 while it loads, and tells by the convolutions that it has to. It does not so for Qwen3-Next, where they are stored
+//! converted: convolutions `[channels, taps, 1]`, norms 1 + w, in F32, since 1 + w has no exact form in 16 bits.
 //!
 //! The multi-token-prediction head comes to lie in `mtp.safetensors`, in the same form: the index names it, and mlx-lm, which
 //! has no use for it, reads `model*.safetensors` only. The vision tower is left out.
+//!
+//! A model in GGUF has no files beside it: its vocabulary becomes a `tokenizer.json`, its metadata the configurations.
 
+mod beside;
 mod plan;
+mod source;
+mod width;
 mod write;
 
 use std::path::{Path, PathBuf};
@@ -22,7 +31,6 @@ use std::path::{Path, PathBuf};
 use recant_core::candle::DType;
 use recant_layers::{Config, GroupFormat};
 use recant_weights::{Folder, Norms};
-use serde_json::{json, Value};
 
 use crate::loaded::{family, local};
 use crate::{Error, Result};
@@ -30,25 +38,17 @@ use plan::Plan;
 
 /// Most bytes of a shard, as mlx-lm has it.
 const SHARD: u64 = 5 << 30;
-/// Files that go along with the weights, as far as there are any.
-const BESIDE: [&str; 10] = [
-    "LICENSE",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.json",
-];
 
-/// Writes the checkpoint in the folder or repository `source` to a new folder `target`, its matrices rounded to groups.
+/// Writes the checkpoint in `source`, a folder, a GGUF file or a repository of the Hub, to a new folder `target`, its matrices
+/// rounded to groups.
 ///
 /// Loading `target` gives bit for bit the model that loading `source` with
-/// [`LoadOptions::quantize`](crate::LoadOptions::quantize) gives. mlx-lm loads it too. `progress` is told how many of how many
-/// bytes of `source` are dealt with; memory is needed for a part of one tensor at a time. `target` appears once it is whole.
+/// [`LoadOptions::quantize`](crate::LoadOptions::quantize) gives, if `source` is not quantized, and mlx-lm loads it too. What is
+/// quantized already is taken out of its form exactly and rounded once; matrices of the same format stay as they are, so that
+/// saving what was saved changes nothing.
+///
+/// `progress` is told how many of how many bytes of `source` are dealt with. Memory is needed for a part of one matrix at a time,
+/// or for one matrix as it is stored, if it is quantized. `target` appears once it is whole.
 ///
 /// Embedding and heads are rounded too, gates and routers are not. Norms and convolutions stay as they are, but for Qwen3-Next,
 /// where mlx-lm wants them converted. The multi-token-prediction head comes to lie in `mtp.safetensors`, rounded likewise; the
@@ -56,26 +56,26 @@ const BESIDE: [&str; 10] = [
 ///
 /// # Errors
 /// A format that MLX does not have: it is affine, of 8 or 4 bits, in groups of 32, 64 or 128. A source that is no checkpoint of a
-/// supported model, or that is quantized already. A target that exists, or cannot be written.
+/// supported model, or damaged. A target that exists, or cannot be written.
 ///
 /// ```no_run
 /// use recant::{candle::DType, GroupFormat};
 ///
 /// let format = GroupFormat { bits: 4, group: 64, affine: true, scales: DType::BF16 };
-/// recant::quantize("Qwen/Qwen3.5-0.8B", "Qwen3.5-0.8B-4bit", format, &mut |_, _| {})?;
+/// recant::save("Qwen/Qwen3.5-0.8B", "Qwen3.5-0.8B-4bit", format, &mut |_, _| {})?;
 /// let model = recant::load("Qwen3.5-0.8B-4bit")?;
 /// # Ok::<(), recant::Error>(())
 /// ```
-pub fn quantize(
+pub fn save(
     source: impl AsRef<Path>,
     target: impl AsRef<Path>,
     format: GroupFormat,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<()> {
-    quantize_to_shards(source.as_ref(), target.as_ref(), format, SHARD, progress)
+    save_in_shards(source.as_ref(), target.as_ref(), format, SHARD, progress)
 }
 
-fn quantize_to_shards(
+fn save_in_shards(
     source: &Path,
     target: &Path,
     format: GroupFormat,
@@ -98,25 +98,17 @@ fn quantize_to_shards(
             }
         })?;
     let weights = folder.weights()?;
-    folder.mtp()?;
-    let plan = Plan::new(&folder, format)?
-        .without(|name| name == "lm_head.weight" && config.tie.is_tied(weights.has("lm_head.weight")))
-        .converted(family.name() == "qwen3_next" && weights.norms() == Norms::ZeroCentred);
+    let tied = config.tie.is_tied(weights.has("lm_head.weight"));
+    let mut plan = Plan::new(&folder, &config, format)?.without(|name| name == "lm_head.weight" && tied);
+    if weights.norms() == Norms::OnePlus {
+        plan = plan.with_taps_in_the_middle();
+    } else if family.name() == "qwen3_next" {
+        plan = plan.with_norms_plus_one().with_taps_in_the_middle();
+    }
 
     let partial = Partial::create(target)?;
     write::write(&folder, &plan, shard, &partial.path, progress)?;
-    let config = config_of(folder.config(), format).to_string();
-    put(&partial.path.join("config.json"), |path| {
-        std::fs::write(path, config)
-    })?;
-    for file in BESIDE {
-        let from = folder.path().join(file);
-        if from.is_file() {
-            put(&partial.path.join(file), |path| {
-                std::fs::copy(&from, path).map(|_| ())
-            })?;
-        }
-    }
+    beside::write(&folder, format, &partial.path)?;
     partial.finish(target)
 }
 
@@ -135,23 +127,13 @@ fn check(format: GroupFormat) -> Result<()> {
     {
         return Ok(());
     }
-    Err(Error::QuantizeFormat {
+    Err(Error::SaveFormat {
         found: format!(
             "{bits} bits in groups of {group}, {}, with scales of {}",
             if affine { "affine" } else { "symmetric" },
             scales.as_str()
         ),
     })
-}
-
-/// The configuration with the format in it, twice, as conversions of MLX have it.
-fn config_of(config: &Value, format: GroupFormat) -> Value {
-    let quantization = json!({"group_size": format.group, "bits": format.bits, "mode": "affine"});
-    let mut config = config.clone();
-    for key in ["quantization", "quantization_config"] {
-        config[key] = quantization.clone();
-    }
-    config
 }
 
 /// Does something with a file of the new folder.
