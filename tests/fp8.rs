@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use common::checkpoint::{prefixed, refusal, tensors, write, write_shards, Tensors, HUB};
-use common::{assert_same, feed, folder, relative_error, seeded, text_ids, Result, Rng};
+use common::{assert_same, bits, feed, folder, relative_error, seeded, text_ids, Result, Rng};
 use fp8::{floats, rounded, wide, Form};
 use recant::candle::{safetensors, DType, Device, Tensor};
 use recant::core::{Cache, CacheOptions, LanguageModel, Rows, Segment};
@@ -387,6 +387,78 @@ fn c041_a_head_in_the_form_of_its_release_drafts_as_its_numbers_do_and_changes_n
     Ok(())
 }
 
+/// Published: a model in NVFP4 with a head in BF16, experts apart in one and together in the other.
+#[test]
+fn a_head_and_its_model_may_be_stored_in_different_forms() -> Result<()> {
+    let [blocks, ..] = releases();
+    let (config, plain) = demo()?;
+    let (file, ..) = blocks.of(&plain)?;
+    let of = |name: &str| name.starts_with("mtp.");
+    let mixed = |head: &Tensors, model: &Tensors| -> Tensors {
+        let head = head.iter().filter(|(name, _)| of(name));
+        let model = model.iter().filter(|(name, _)| !of(name));
+        head.chain(model)
+            .map(|(name, tensor)| (name.clone(), tensor.clone()))
+            .collect()
+    };
+    let hidden = Tensor::randn(0.0_f32, 1.0, (6, 256), &Device::Cpu)?;
+    let tokens = text_ids(6)?;
+    // Bits of a head and of a model.
+    let run = |config: &Value, file: &Tensors| -> Result<[Vec<u32>; 2]> {
+        let dir = TempDir::new()?;
+        write(dir.path(), config, file)?;
+        let target = model(dir.path(), &in_full())?;
+        let folder = Folder::open(dir.path())?;
+        let head = MtpHead::load(seeded::family(folder.config()), &target, &folder, &in_full())?;
+        let drafted = bits(&head.forward(&hidden, &tokens, &mut head.new_caches()?)?)?;
+        let fed = feed(
+            &target,
+            &mut target.new_caches(&CacheOptions::default())?,
+            &tokens,
+        )?;
+        Ok([drafted, fed])
+    };
+    let [head, text] = run(&config, &plain)?;
+    let own = blocks.config(&config);
+    let [found_head, found_text] = run(&own, &mixed(&plain, &file))?;
+    assert!(found_head == head && found_text != text);
+    let [found_head, found_text] = run(&own, &mixed(&file, &plain))?;
+    assert!(found_head != head && found_text == text);
+
+    let config = seeded::moe(|_| {});
+    let trunk = prefixed(&apart(&tensors(&config)?)?, HUB, "");
+    let (file, ..) = blocks.of(&trunk)?;
+    let mut together = mixture_head(&config)?;
+    for (fused, parts) in [
+        ("gate_up_proj", &["gate_proj", "up_proj"][..]),
+        ("down_proj", &["down_proj"][..]),
+    ] {
+        let experts = (0..8)
+            .map(|e| {
+                let parts: Vec<Tensor> = parts
+                    .iter()
+                    .filter_map(|part| {
+                        together.remove(&format!("mtp.layers.0.mlp.experts.{e}.{part}.weight"))
+                    })
+                    .collect();
+                Ok(Tensor::cat(&parts, 0)?)
+            })
+            .collect::<Result<Vec<Tensor>>>()?;
+        let name = format!("mtp.layers.0.mlp.experts.{fused}");
+        together.insert(name, Tensor::stack(&experts, 0)?);
+    }
+    let dir = TempDir::new()?;
+    write(
+        dir.path(),
+        &blocks.config(&config),
+        &file.into_iter().chain(together).collect(),
+    )?;
+    let target = model(dir.path(), &in_full())?;
+    let folder = Folder::open(dir.path())?;
+    MtpHead::load(seeded::family(folder.config()), &target, &folder, &in_full())?;
+    Ok(())
+}
+
 fn families() -> Vec<Value> {
     let width = |text: &mut Value| text["shared_expert_intermediate_size"] = json!(160);
     vec![
@@ -574,6 +646,13 @@ fn a_release_is_told_about_form_by_form_and_not_refused() -> Result<()> {
             report.refusals.iter().all(|reason| reason.contains("tokenizer")),
             "{:?}",
             report.refusals
+        );
+        let (own, _) = demo_in(&release)?;
+        assert_eq!(
+            recant::inspect(own.path()).mtp,
+            recant::Mtp::Complete,
+            "{}",
+            release.name
         );
     }
     Ok(())

@@ -20,8 +20,20 @@
 //!
 //! # What is read
 //!
-//! Tensors in F32, BF16 or F16, named as Hugging Face names them, and conversions by MLX, whose norms hold 1 + w and whose
-//! matrices may be quantized ([`Stored`]). Other quantized checkpoints are refused by the name of their format, never misread.
+//! Tensors in F32, BF16 or F16, named as Hugging Face names them; releases with matrices in FP8 or NVFP4; and conversions by MLX,
+//! whose norms hold 1 + w and whose matrices may be quantized ([`Stored`]). Other quantized checkpoints are refused by the name of
+//! their format, never misread.
+//!
+//! A matrix of a release is read by its type and the tensors beside it. Bytes a weight:
+//!
+//! | release | handed out as | in the file | here |
+//! |---|---|---|---|
+//! | FP8 (E4M3) in blocks of 128 x 128 | E4M3 bytes, as they are; their scales for each row | 1.00 | 1.02, or 1.03 with f32 scales |
+//! | FP8 (E4M3) by row, or of one scale | E4M3 bytes and scales, as they are | 1.00 | 1.00 |
+//! | NVFP4 of ModelOpt or compressed-tensors | 4-bit codes, as they are, with a table; f32 scales | 0.56 | 0.75 |
+//!
+//! A scale of NVFP4 is a product or quotient of two, rounded to f32; nothing else is rounded. A matrix that kernels cannot read so
+//! (rows that are no multiple of 32, blocks that are none of 16) is handed out in f32, each weight rounded once.
 //!
 //! Nothing that MLX packed is rounded again. Bytes a weight, with 16-bit scales and biases, groups of 64 for affine:
 //!

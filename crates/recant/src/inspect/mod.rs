@@ -223,10 +223,10 @@ impl Report {
                         *self.formats.entry(described.format).or_default() += described.parameters;
                     }
                     layers.extend(layer_of(name));
-                    names.insert(name);
+                    names.insert(unpacked(name));
                 }
                 Part::Mtp(name) => {
-                    head.insert(name);
+                    head.insert(unpacked(name));
                 }
                 _ => {}
             }
@@ -297,6 +297,11 @@ fn mtp(names: &BTreeSet<&str>) -> Mtp {
     } else {
         Mtp::Incomplete { missing }
     }
+}
+
+/// The name of a matrix that some formats call `weight_packed`.
+fn unpacked(name: &str) -> &str {
+    name.strip_suffix("_packed").unwrap_or(name)
 }
 
 /// The number in `layers.N.`.

@@ -1,7 +1,7 @@
 //! What `config.json` says of matrices in FP8 and NVFP4.
 //!
 //! It says which ways of scaling may occur, and how large blocks are. Which matrix is stored in which way is told by the matrix:
-//! lists of modules are not looked at, since they may forget some (vLLM#38832). What it says of activations is of no concern.
+//! lists of modules are not looked at, since some forget a module. What it says of activations is of no concern.
 
 use std::fmt;
 use std::path::Path;
