@@ -4,11 +4,14 @@
     python tests/reference/to_gguf.py LLAMA_CPP [QUANTIZE]
 
 LLAMA_CPP is llama.cpp's source, whose convert_hf_to_gguf.py is used as it is (the sdist of llama-cpp-python has it in
-vendor/). QUANTIZE is its llama-quantize; without it only tests/golden/gguf is written.
+vendor/; 0.3.36 gives the files that are here, byte for byte). QUANTIZE is its llama-quantize, or a program that calls
+llama_model_quantize of its library with the same three arguments; without it the demo target is not converted.
 
 tests/golden/gguf:
-  dense-r2.*.gguf, moe-r3.*.gguf, next-r2.*.gguf
+  dense-r2.*.gguf, moe-r3.*.gguf, next-r2*.gguf
                      tiny models of random weights, with 2 and 3 value heads a key head and a multi-token-prediction head
+  demo-target.q4_k_m.gguf
+                     the demo target, the type most files in use have
   *.safetensors      `tokens`, and the logits that transformers gives for the model before it was converted, and with its
                      weights rounded as in the file
   blocks.safetensors random blocks of some types, and their values as the gguf package reads them
@@ -166,6 +169,9 @@ def write_tiny(llama, name, kinds, *args, **more):
         tiny_tokenizer(folder)
         for kind in kinds:
             convert(llama, folder, GOLDEN / f"{name}.{kind}.gguf", kind, pre="qwen35")
+        fused = {k: v for k, v in state.items() if k.endswith("in_proj_qkvz.weight")}
+        if fused:
+            as_before(GOLDEN / f"{name}.f16.gguf", GOLDEN / f"{name}-old.f16.gguf", fused)
     if "q8_0" in kinds:
         rounded_to_q8_0(model)
         with torch.no_grad():
@@ -173,21 +179,44 @@ def write_tiny(llama, name, kinds, *args, **more):
     save_file({k: v.contiguous() for k, v in made.items()}, GOLDEN / f"{name}.safetensors")
 
 
+def as_before(new, old, fused):
+    """A file as converters wrote it before they took Qwen3-Next's fused projections apart."""
+    reader = gguf.GGUFReader(new)
+    writer = gguf.GGUFWriter(old, "qwen3next")
+    for field in reader.fields.values():
+        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
+            kinds = field.types
+            writer.add_key_value(field.name, field.contents(), kinds[0], sub_type=kinds[-1] if len(kinds) > 1 else None)
+    for tensor in reader.tensors:
+        block, _, part = tensor.name.removeprefix("blk.").partition(".")
+        if part == "attn_qkv.weight":
+            data = fused[f"model.layers.{block}.linear_attn.in_proj_qkvz.weight"].half().numpy()
+            writer.add_tensor(f"blk.{block}.ssm_in.weight", data)
+        elif part != "attn_gate.weight":
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def blocks():
     made = {}
     numbers = numpy.random.default_rng(11)
-    for kind in ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"]:
+    for kind in ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4"]:
         type_ = gguf.GGMLQuantizationType[kind]
         block, size = gguf.GGML_QUANT_SIZES[type_]
         data = numbers.integers(0, 256, (3, 512 // block, size), dtype=numpy.uint8)
         # Scales that a model could have: f16 of 2^-14 to 1 of either sign, or a power of two.
         halves = {"Q4_1": [0, 2], "Q5_1": [0, 2], "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}
-        for at in [] if kind == "MXFP4" else halves.get(kind, [0]):
+        for at in [] if kind.endswith("FP4") else halves.get(kind, [0]):
             data[:, :, at + 1] = data[:, :, at + 1] & 0x83 | numbers.integers(1, 15, data.shape[:2], dtype=numpy.uint8) << 2
         if kind == "MXFP4":
             data[:, :, 0] = numbers.integers(90, 140, data.shape[:2], dtype=numpy.uint8)
             data[0, :2, 0] = [0, 1]
             data[0, 2, 0] = 252
+        if kind == "NVFP4":
+            data[:, :, :4] = numbers.integers(0, 127, (3, 512 // block, 4), dtype=numpy.uint8)
         data = data.reshape(3, -1)
         values = gguf.quants.dequantize(data, type_)
         made[f"{kind}.bytes"] = torch.from_numpy(data)
@@ -203,12 +232,12 @@ def demo(llama, quantize):
     for kind in ["Q4_K_M", "Q4_K_S", "Q5_K_M", "Q6_K", "Q2_K", "Q3_K_M", "IQ4_XS", "IQ4_NL", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]:
         to = LARGE / f"demo-target.{kind.lower()}.gguf"
         subprocess.run([quantize, LARGE / "demo-target.f16.gguf", to, kind], check=True)
+    shutil.copy(LARGE / "demo-target.q4_k_m.gguf", GOLDEN)
 
 
 def main():
     llama = pathlib.Path(sys.argv[1]).resolve()
-    shutil.rmtree(GOLDEN, ignore_errors=True)
-    GOLDEN.mkdir(parents=True)
+    GOLDEN.mkdir(parents=True, exist_ok=True)
     blocks()
     write_tiny(llama, "dense-r2", ["f16", "q8_0"], "dense", 4)
     write_tiny(llama, "moe-r3", ["f16", "q8_0"], "moe", 6)

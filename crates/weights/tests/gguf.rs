@@ -6,7 +6,7 @@ mod common;
 use std::path::{Path, PathBuf};
 
 use common::file::{self, text, File, Value};
-use common::{changed, says, Dir};
+use common::{changed, refused, says, Dir};
 use recant_weights::{Cutting, Folder, Norms, Stored, TokenKind, Weights};
 use serde_json::json;
 
@@ -331,6 +331,67 @@ fn types_that_are_not_read_are_refused_by_name_before_any_tensor_is() {
         &["blk.0.ffn_up.weight", "IQ2_XXS", "Q4_K"],
     );
     assert!(folder.mtp().unwrap().is_some(), "the head has none of them");
+}
+
+/// The model with a matrix of NVFP4, and a tensor beside it.
+fn with_factor(beside: file::Spec) -> File {
+    let mut file = File::model();
+    let name = "blk.0.ffn_up.weight";
+    *file.tensor(name) = file::Spec {
+        name: name.to_owned(),
+        shape: vec![12, 64],
+        kind: 40,
+        // Scales of 1, all numbers 6.
+        data: [&[0x38; 4][..], &[0x77; 32]].concat().repeat(12),
+    };
+    file.tensors.push(beside);
+    file
+}
+
+#[test]
+fn a_factor_of_nvfp4_multiplies_its_matrix_and_that_of_activations_does_nothing() {
+    for (name, expected) in [("blk.0.ffn_up.scale", 1.5), ("blk.0.ffn_up.input_scale", 0.5)] {
+        let (_dir, folder) = open(&with_factor(file::Spec::f32(name, &[1], |_| 3.0)));
+        let mut weights = folder.weights().unwrap();
+        let stored = weights
+            .take_matrix("layers.0.mlp.up_proj.weight", [12, 64])
+            .unwrap();
+        let Stored::Groups(groups) = stored else {
+            panic!("groups were expected");
+        };
+        let scales = groups.scales.to_dtype(candle_core::DType::F32).unwrap();
+        // Of numbers that are doubled.
+        assert_eq!(
+            scales.flatten_all().unwrap().to_vec1::<f32>().unwrap(),
+            [expected; 48]
+        );
+        // Nobody has to take what is beside it.
+        assert_eq!(folder.config()["num_hidden_layers"], 2);
+    }
+}
+
+#[test]
+fn factors_that_are_not_read_are_refused_by_name() {
+    let name = "blk.0.ffn_up.scale";
+    let of_experts = with_factor(file::Spec::f32(name, &[12], |_| 1.0));
+    refused(&of_experts.bytes(), &[name, "[12]", "factors of each expert"]);
+    refused(
+        &with_factor(file::Spec::f32(name, &[1], |_| f32::NAN)).bytes(),
+        &[name, "NaN"],
+    );
+    let mut other = File::model();
+    other.tensors.push(file::Spec::f32(name, &[1], |_| 1.0));
+    refused(
+        &other.bytes(),
+        &[name, "blk.0.ffn_up.weight", "F32; expected NVFP4"],
+    );
+    changed(
+        |file| {
+            file.tensors
+                .push(file::Spec::f32("blk.0.ffn_sideways.scale", &[1], |_| 1.0))
+        },
+        &["blk.0.ffn_sideways.scale"],
+    );
 }
 
 #[test]

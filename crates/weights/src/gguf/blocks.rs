@@ -77,6 +77,8 @@ impl Layout {
             "IQ4_XS" => layout(IQ4, 32, DType::F32, iq4_xs),
             // Powers of two down to 2^-128: bf16 has them all.
             "MXFP4" => layout(Coding::DOUBLE_E2M1, 32, DType::BF16, mxfp4),
+            // Halves of unsigned E4M3, from 2^-10 to 224 with four significant bits.
+            "NVFP4" => layout(Coding::DOUBLE_E2M1, 16, DType::F16, nvfp4),
             _ => return None,
         })
     }
@@ -89,7 +91,7 @@ impl Layout {
 
 /// Names of the types whose blocks are read, for messages.
 pub(super) const READ: &str =
-    "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4";
+    "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4, NVFP4";
 
 fn f16_at(bytes: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
@@ -272,4 +274,24 @@ fn mxfp4(bytes: &[u8], block: &mut Block) {
         _ => f32::INFINITY,
     };
     halves(&bytes[1..17], &mut block.quants[..32]);
+}
+
+fn nvfp4(bytes: &[u8], block: &mut Block) {
+    for (scale, byte) in block.scales.iter_mut().zip(&bytes[..4]) {
+        // Halved since the values are doubled. The largest is no number, and there is no sign: those are given as infinite, for
+        // the caller to refuse.
+        *scale = match (byte >> 3, f32::from(byte & 7)) {
+            (0, mantissa) => mantissa / 1024.0,
+            (exponent @ 1..=15, mantissa) if *byte != 0x7f => {
+                (1.0 + mantissa / 8.0) * f32::from_bits((u32::from(exponent) + 119) << 23)
+            }
+            _ => f32::INFINITY,
+        };
+    }
+    for (bytes, to) in bytes[4..36]
+        .chunks_exact(8)
+        .zip(block.quants.chunks_exact_mut(16))
+    {
+        halves(bytes, to);
+    }
 }

@@ -50,12 +50,14 @@ fn tensor(bytes: &[u8], dtype: DType, shape: [usize; 2]) -> Result<Tensor, Reaso
     Tensor::from_raw_buffer(bytes, dtype, &shape, &Device::Cpu).map_err(|error| error.to_string())
 }
 
-/// A matrix as it is stored: floats as they are, blocks as groups. `order` and `data` are as in [`floats`].
+/// A matrix as it is stored: floats as they are, blocks as groups. `order` and `data` are as in [`floats`]; scales of blocks are
+/// multiplied by `factor`, in f32 unless it is 1.
 pub(super) fn stored(
     kind: GgmlType,
     data: &[u8],
     [rows, width]: [usize; 2],
     order: &Order,
+    factor: f32,
 ) -> Result<Stored, Reason> {
     let Some(layout) = Layout::of(kind) else {
         return floats(kind, data, [rows, width], order).map(Stored::Float);
@@ -82,14 +84,14 @@ pub(super) fn stored(
             for i in 0..in_block {
                 let group = at * in_block + i;
                 let to = columns.as_ref().map_or(group, |columns| columns[group]);
-                scales[to] = block.scales[i];
+                scales[to] = block.scales[i] * factor;
                 if layout.biased {
                     biases[to] = block.biases[i];
                 }
-                if !(block.scales[i].is_finite() && block.biases[i].is_finite()) {
+                if !(scales[to].is_finite() && block.biases[i].is_finite()) {
                     return Some(format!(
                         "row {from}, block {at} has a scale of {} and a bias of {}; the file is damaged",
-                        block.scales[i], block.biases[i]
+                        scales[to], block.biases[i]
                     ));
                 }
                 let numbers = &block.quants[i * layout.group..(i + 1) * layout.group];
@@ -108,7 +110,8 @@ pub(super) fn stored(
         return Err(reason);
     }
 
-    let small = |x: Vec<f32>| match layout.scales {
+    let dtype = if factor == 1.0 { layout.scales } else { DType::F32 };
+    let small = |x: Vec<f32>| match dtype {
         DType::F16 => Tensor::from_vec(
             x.into_iter().map(f16::from_f32).collect(),
             (rows, groups),
@@ -174,7 +177,7 @@ mod tests {
     use super::*;
     use crate::Coding;
 
-    const KINDS: [(&str, Option<GgmlDType>); 13] = [
+    const KINDS: [(&str, Option<GgmlDType>); 14] = [
         ("Q4_0", Some(GgmlDType::Q4_0)),
         ("Q4_1", Some(GgmlDType::Q4_1)),
         ("Q5_0", Some(GgmlDType::Q5_0)),
@@ -188,6 +191,7 @@ mod tests {
         ("IQ4_NL", None),
         ("IQ4_XS", None),
         ("MXFP4", None),
+        ("NVFP4", None),
     ];
 
     /// Three rows of 512 elements: bytes, and what the gguf package makes of them.
@@ -234,7 +238,7 @@ mod tests {
     }
 
     fn read(kind: &str, data: &[u8], order: &Order) -> Result<Stored, Reason> {
-        stored(GgmlType::named(kind).expect("a type"), data, [3, 512], order)
+        stored(GgmlType::named(kind).expect("a type"), data, [3, 512], order, 1.0)
     }
 
     #[test]
@@ -329,9 +333,34 @@ mod tests {
             let error = read(kind, &data, &Order::AsStored).expect_err("a refusal");
             assert!(error.contains("row 1, block 0 has"), "{kind}: {error}");
         }
-        let (mut data, _) = rows("MXFP4");
-        data[17 * 5] = 253;
-        let error = read("MXFP4", &data, &Order::AsStored).expect_err("a refusal");
-        assert!(error.contains("row 0, block 5 has a scale of inf"), "{error}");
+        for (kind, at, byte) in [
+            ("MXFP4", 17 * 5, 253),
+            ("NVFP4", 36 * 5 + 3, 0x7f),
+            ("NVFP4", 36 * 5, 0x81),
+        ] {
+            let (mut data, _) = rows(kind);
+            data[at] = byte;
+            let error = read(kind, &data, &Order::AsStored).expect_err("a refusal");
+            assert!(
+                error.contains("row 0, block 5 has a scale of inf"),
+                "{kind}: {error}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_factor_beside_a_matrix_multiplies_its_scales() {
+        let (data, _) = rows("NVFP4");
+        let kind = GgmlType::named("NVFP4").expect("a type");
+        let scales = |factor| match stored(kind, &data, [3, 512], &Order::AsStored, factor) {
+            Ok(Stored::Groups(groups)) => (groups.scales.dtype(), numbers(&groups.scales)),
+            other => panic!("{other:?}"),
+        };
+        let (plain, times) = (scales(1.0), scales(0.3));
+        assert_eq!((plain.0, times.0), (DType::F16, DType::F32));
+        for (plain, times) in plain.1.iter().zip(&times.1) {
+            assert_eq!(plain * 0.3, *times);
+        }
+        assert!(stored(kind, &data, [3, 512], &Order::AsStored, f32::MAX).is_err());
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! A file is read as though it were the Hub folder of the same model: metadata become a configuration, names become canonical,
 //! value heads go back to their order, and quantized blocks become groups of whole numbers. Nothing is rounded on the way;
-//! see `blocks.rs` for why.
+//! see `blocks.rs` for why. Only a factor of a whole matrix, which can lie beside one of NVFP4, makes f32 products with scales that are
+//! rounded once.
 //!
 //! # What moves where
 //!
@@ -47,6 +48,8 @@ pub(crate) struct Gguf {
     metadata: BTreeMap<String, Value>,
     heads: Heads,
     names: Names,
+    /// What the scales of a matrix are multiplied by, by its name in the file.
+    factors: BTreeMap<String, f32>,
 }
 
 /// A model in GGUF, its headers parsed and checked.
@@ -100,6 +103,7 @@ pub(crate) fn open(file: &Path) -> Result<Opened> {
     let heads = model.heads(read)?;
     let names = sorted_names(&path, &tensors, &model)?;
     let config = model.config(read, &heads, facts(read, &path, &tensors, &names)?)?;
+    let factors = factors(&tensors, &names, &maps)?;
     Ok(Opened {
         tokenizer_config: vocabulary::tokenizer_config(read)?,
         config,
@@ -107,6 +111,7 @@ pub(crate) fn open(file: &Path) -> Result<Opened> {
         gguf: Gguf {
             heads,
             names,
+            factors,
             metadata,
         },
         path,
@@ -146,6 +151,37 @@ fn sorted_names(path: &Path, tensors: &[TensorInfo], model: &Model) -> Result<Na
             model.architecture
         ),
     ))
+}
+
+/// The factors of whole matrices, of which each is one number.
+fn factors(tensors: &[TensorInfo], names: &Names, maps: &[Mmap]) -> Result<BTreeMap<String, f32>> {
+    let mut factors = BTreeMap::new();
+    let by_name: BTreeMap<&str, &TensorInfo> = tensors.iter().map(|t| (t.name.as_str(), t)).collect();
+    for (weight, name) in &names.factors {
+        let (info, of) = (by_name[name.as_str()], by_name[weight.as_str()]);
+        let refused = |reason: String| Err(Error::gguf_tensor(info, &reason));
+        if of.dtype.to_string() != "NVFP4" {
+            return refused(format!(
+                "it is a factor of {weight}, which is of type {}; expected NVFP4",
+                of.dtype
+            ));
+        }
+        if info.dtype != Dtype::F32 || info.shape != [1] {
+            return refused(format!(
+                "it is of type {} and shape {:?}; expected one F32 number for all of {weight}: factors of each expert are not \
+                 read, use a file of another type of quantization",
+                info.dtype, info.shape
+            ));
+        }
+        let mut bytes = [0; 4];
+        bytes.copy_from_slice(&maps[info.map][info.bytes.clone()]);
+        let factor = f32::from_le_bytes(bytes);
+        if !factor.is_finite() {
+            return refused(format!("it is {factor}; expected a number"));
+        }
+        factors.insert(weight.clone(), factor);
+    }
+    Ok(factors)
 }
 
 fn facts(metadata: Metadata<'_>, path: &Path, tensors: &[TensorInfo], names: &Names) -> Result<Facts> {
@@ -242,7 +278,8 @@ impl Gguf {
         shape: [usize; 2],
     ) -> Result<Stored> {
         self.expect(info, name, &shape)?;
-        matrix::stored(kind(info)?, data, shape, &self.order(info, name, shape)?)
+        let factor = self.factors.get(&info.name).copied().unwrap_or(1.0);
+        matrix::stored(kind(info)?, data, shape, &self.order(info, name, shape)?, factor)
             .map_err(|reason| Error::gguf_tensor(info, &reason))
     }
 
@@ -255,7 +292,7 @@ impl Gguf {
         [count, rows, width]: [usize; 3],
     ) -> Result<Stored> {
         self.expect(info, name, &[count, rows, width])?;
-        matrix::stored(kind(info)?, data, [rows, width], &Order::AsStored)
+        matrix::stored(kind(info)?, data, [rows, width], &Order::AsStored, 1.0)
             .map_err(|reason| Error::gguf_tensor(info, &reason))
     }
 

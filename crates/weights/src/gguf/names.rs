@@ -64,6 +64,8 @@ pub(super) struct Names {
     pub(super) model: BTreeMap<String, String>,
     /// Those of a multi-token-prediction head.
     pub(super) head: BTreeMap<String, String>,
+    /// Factors of whole matrices: the name of a weight in the file to that of its factor.
+    pub(super) factors: BTreeMap<String, String>,
     /// Names that mean nothing here.
     pub(super) unknown: Vec<String>,
 }
@@ -75,6 +77,14 @@ impl Names {
         for &name in names {
             if let Some(canonical) = find(&GLOBAL, name) {
                 sorted.model.insert(canonical.to_owned(), name.to_owned());
+                continue;
+            }
+            if let Some(weight) = beside(names, name, ".scale") {
+                sorted.factors.insert(weight, name.to_owned());
+                continue;
+            }
+            // Of activations, which are not rounded as it says.
+            if beside(names, name, ".input_scale").is_some() {
                 continue;
             }
             match block(name).filter(|(number, _)| *number < blocks) {
@@ -112,6 +122,12 @@ impl Names {
             to.insert(format!("layers.{layer}.{canonical}"), name.to_owned());
         }
     }
+}
+
+/// The weight that something with this end in its name belongs to.
+fn beside(names: &BTreeSet<&str>, name: &str, end: &str) -> Option<String> {
+    let weight = format!("{}.weight", name.strip_suffix(end)?);
+    names.contains(weight.as_str()).then_some(weight)
 }
 
 fn find(table: &[(&str, &'static str)], name: &str) -> Option<&'static str> {
@@ -181,12 +197,27 @@ mod tests {
             "blk.0.attn_q",
             "blk.0.nextn.eh_proj.weight",
             "blk.0.attn_q.weight.scale",
+            "blk.0.attn_q.scale",
+            "blk.0.attn_q.input_scale",
             "rope_freqs.weight",
             "blk.",
         ] {
             let sorted = sort(&[name], 2, 2);
             assert_eq!(sorted.unknown, [name], "{name}");
         }
+    }
+
+    #[test]
+    fn factors_are_those_of_weights_and_no_tensors_of_the_model() {
+        let names = [
+            "blk.0.attn_q.weight",
+            "blk.0.attn_q.scale",
+            "blk.0.attn_q.input_scale",
+        ];
+        let sorted = sort(&names, 1, 1);
+        assert_eq!(sorted.factors["blk.0.attn_q.weight"], "blk.0.attn_q.scale");
+        assert_eq!(sorted.model.len(), 1);
+        assert!(sorted.unknown.is_empty());
     }
 
     #[test]
