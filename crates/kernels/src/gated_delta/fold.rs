@@ -9,7 +9,8 @@ use crate::tensors::tensor;
 use crate::Result;
 
 use super::forward::{last_rows, records, rows_of, HeldRecords};
-use super::kernel::{Layer, Segment, State, Unit};
+use super::kernel::{Layer, Segment, Unit};
+use super::tile::State;
 use super::{check_fold, GatedDeltaShape, OP};
 
 /// Folds by the kernel itself, as a call of no rows.

@@ -8,8 +8,9 @@ use crate::simd;
 use crate::tensors::{tensor, Held};
 use crate::{Error, Result};
 
-use super::kernel::{Layer, Record, Records, Segment, State, Unit};
+use super::kernel::{Layer, Record, Records, Segment, Unit};
 use super::states::with_states;
+use super::tile::State;
 use super::{DeltaAdvance, DeltaOutput, DeltaSegment, GatedDeltaShape, Weights, OP};
 
 /// A [`RecordSlice`], held.

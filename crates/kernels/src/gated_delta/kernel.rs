@@ -1,27 +1,14 @@
 //! One key head of one segment, with its value heads.
 
-use std::ops::Range;
-
 use crate::pool::Shared;
 use crate::rows::RmsNorm;
 use crate::simd::{self, Kernel, Simd, LANES, WIDE};
 
+use super::tile::{put, step, store, wide, Decay, Group, State, Token, COLUMNS, GROUP, ROWS, WIDTH};
 use super::GatedDeltaShape;
-
-/// Wide vectors side by side in a tile of the state.
-const WIDTH: usize = 4;
-
-/// State columns of a tile: with 128 rows it is 32 KB, and stays in the first-level cache for all tokens.
-const COLUMNS: usize = WIDTH * WIDE;
-
-/// Records folded in one walk over a tile.
-const GROUP: usize = 8;
 
 /// Added to the sum of squares of a query or key.
 const L2_EPS: f32 = 1e-6;
-
-/// Scales below it go into the numbers: far from where an update divided by one would be infinite.
-pub(crate) const LEAST_SCALE: f32 = 1.0 / (1_u64 << 32) as f32;
 
 /// Weights as slices, and gates as far as they do not depend on a token.
 pub(super) struct Layer<'a> {
@@ -44,13 +31,6 @@ pub(super) struct Record<'a> {
     pub(super) update: &'a [f32],
     /// `[channels]`
     pub(super) input: &'a [f32],
-}
-
-/// The numbers of a state `[value_heads, key_dim, value_dim]`: the state is a head's scale times them.
-#[derive(Clone, Copy)]
-pub(super) enum State<'a> {
-    Read(&'a [f32]),
-    Write(&'a Shared<'a, f32>),
 }
 
 /// Where records go.
@@ -128,6 +108,11 @@ impl Kernel for Unit<'_> {
         let (betas, tile) = scratch.split_at_mut(rows);
         let tile = tile.as_chunks_mut::<COLUMNS>().0;
 
+        for record in segment.fold.iter().chain(&segment.replay) {
+            ask(s, &record.key[key_head * key_dim..][..key_dim]);
+            let values = shape.group() * shape.value_dim;
+            ask(s, &record.update[key_head * values..][..values]);
+        }
         let q_channel = key_head * key_dim;
         let k_channel = shape.keys() + q_channel;
         convolve(s, layer, segment, q_channel, key_dim, q, key_dim);
@@ -181,6 +166,14 @@ impl Kernel for Unit<'_> {
     }
 }
 
+/// Asks for the lines of some numbers.
+#[inline(always)]
+fn ask<S: Simd>(s: S, x: &[f32]) {
+    for line in x.chunks(16) {
+        s.prefetch(line.as_ptr());
+    }
+}
+
 /// Convolution and SiLU of `width` channels, one row of `to` after `stride` numbers.
 #[inline(always)]
 fn convolve<S: Simd>(
@@ -192,20 +185,33 @@ fn convolve<S: Simd>(
     to: &mut [f32],
     stride: usize,
 ) {
-    let range = channel..channel + width;
+    const BLOCK: usize = 8 * LANES;
+    let shape = layer.shape;
     for (row, to) in to.chunks_exact_mut(stride).enumerate() {
-        let to = &mut to[..width];
-        to.fill(0.0);
-        for (tap, weights) in layer.conv.chunks_exact(layer.shape.channels()).enumerate() {
-            let x = segment.input(layer.shape, row + tap)[range.clone()].chunks(LANES);
-            let weights = weights[range.clone()].chunks(LANES);
-            for ((to, x), weights) in to.chunks_mut(LANES).zip(x).zip(weights) {
-                let sum = s.fma(s.load_part(weights), s.load_part(x), s.load_part(to));
-                s.store_part(sum, to);
+        let (blocks, rest) = to[..width].as_chunks_mut::<BLOCK>();
+        let tail = channel + blocks.len() * BLOCK;
+        for (block, to) in blocks.iter_mut().enumerate() {
+            let at = channel + block * BLOCK;
+            let mut sums = [s.zero(); BLOCK / LANES];
+            for (tap, weights) in layer.conv.chunks_exact(shape.channels()).enumerate() {
+                let x = segment.input(shape, row + tap)[at..at + BLOCK].as_chunks().0;
+                let weights = weights[at..at + BLOCK].as_chunks().0;
+                for ((sum, x), weights) in sums.iter_mut().zip(x).zip(weights) {
+                    *sum = s.fma(s.load(weights), s.load(x), *sum);
+                }
+            }
+            for (sum, to) in sums.into_iter().zip(to.as_chunks_mut().0) {
+                s.store(simd::silu(s, sum), to);
             }
         }
-        for to in to.chunks_mut(LANES) {
-            s.store_part(simd::silu(s, s.load_part(to)), to);
+        for (part, to) in rest.chunks_mut(LANES).enumerate() {
+            let at = tail + part * LANES..tail + part * LANES + to.len();
+            let mut sum = s.zero();
+            for (tap, weights) in layer.conv.chunks_exact(shape.channels()).enumerate() {
+                let x = &segment.input(shape, row + tap)[at.clone()];
+                sum = s.fma(s.load_part(&weights[at.clone()]), s.load_part(x), sum);
+            }
+            s.store_part(simd::silu(s, sum), to);
         }
     }
 }
@@ -386,6 +392,7 @@ impl<'a> Head<'a> {
         } = *self.layer.shape;
         let mut group = Group {
             len: records.len(),
+            moves: false,
             decays: [Decay::NONE; GROUP],
             keys: [&[]; GROUP],
             updates: [[0.0; COLUMNS]; GROUP],
@@ -394,6 +401,7 @@ impl<'a> Head<'a> {
             let decay = Decay::new(*scale, record.decay[self.head]);
             *scale = decay.scale;
             group.decays[i] = decay;
+            group.moves |= decay.moves();
             group.keys[i] = &record.key[self.key_head * key_dim..][..key_dim];
             let update = &mut group.updates[i];
             update[..width].copy_from_slice(&record.update[self.head * value_dim + start..][..width]);
@@ -422,43 +430,55 @@ impl<'a> Head<'a> {
         } else {
             key_dim * value_dim - start
         };
-        let mut kv = [s.wide_splat(0.0); WIDTH];
-        for (i, tile) in self.tile.iter_mut().enumerate() {
+        let state = self.segment.state;
+        let at = |i: usize| {
             let at = (self.head * key_dim + i) * value_dim + start;
+            at..at + width
+        };
+        let mut kv = [s.wide_splat(0.0); WIDTH];
+        for (block, tiles) in self.tile.chunks_mut(ROWS).enumerate() {
+            let first = block * ROWS;
             if let Some(state) = pass.from {
-                let from = match state {
-                    State::Read(state) => &state[at..at + width],
-                    // SAFETY: one unit has this value head, and it writes a row of columns only after this reading.
-                    State::Write(state) => unsafe { state.part(at..at + width) },
-                };
-                // The same row of the next tile, or of the next head's first: the machine does not guess it.
-                for line in 0..COLUMNS / 16 {
-                    s.prefetch(from.as_ptr().wrapping_add(following + 16 * line));
-                }
-                match from.first_chunk() {
-                    Some(from) => *tile = *from,
-                    None => {
-                        tile[..width].copy_from_slice(from);
-                        tile[width..].fill(0.0);
+                for (i, tile) in tiles.iter_mut().enumerate() {
+                    let from = match state {
+                        State::Read(state) => &state[at(first + i)],
+                        // SAFETY: one unit has this value head, and it writes a row of columns only after this reading.
+                        State::Write(state) => unsafe { state.part(at(first + i)) },
+                    };
+                    // The same row of the next tile, or of the next head's first: the machine does not guess it.
+                    for line in 0..COLUMNS / 16 {
+                        s.prefetch(from.as_ptr().wrapping_add(following + 16 * line));
+                    }
+                    match from.first_chunk() {
+                        Some(from) => *tile = *from,
+                        None => {
+                            tile[..width].copy_from_slice(from);
+                            tile[width..].fill(0.0);
+                        }
                     }
                 }
             }
-            let mut x = wide(s, tile);
-            let records = group.decays.iter().zip(group.keys).zip(&group.updates);
-            for ((decay, key), update) in records.take(group.len) {
-                decay.apply(s, &mut x);
-                let k = s.wide_splat(key[i]);
-                for (x, u) in x.iter_mut().zip(update.as_chunks::<WIDE>().0) {
-                    *x = s.wide_fma(k, s.wide_load(u), *x);
+            match tiles.first_chunk_mut::<ROWS>() {
+                _ if group.len == 0 => {}
+                Some(tiles) => group.fold_into(s, first, tiles),
+                None => {
+                    for (i, tile) in tiles.iter_mut().enumerate() {
+                        group.fold_into(s, first + i, std::array::from_mut(tile));
+                    }
                 }
             }
-            if pass.keep {
-                put(s, x, self.segment.state, at..at + width);
+            for (i, tile) in tiles.iter_mut().enumerate() {
+                let mut x = wide(s, tile);
+                if pass.keep {
+                    put(s, x, state, at(first + i));
+                }
+                if let Some(token) = &pass.next {
+                    token.meet(s, first + i, &mut x, &mut kv);
+                    if token.decay.moves() {
+                        store(s, x, tile);
+                    }
+                }
             }
-            if let Some(token) = &pass.next {
-                token.meet(s, i, &mut x, &mut kv);
-            }
-            store(s, x, tile);
         }
         kv
     }
@@ -482,19 +502,23 @@ impl<'a> Head<'a> {
         let keep = next.is_none() && self.segment.records.is_none();
         let mut out = [s.wide_splat(0.0); WIDTH];
         let mut kv = [s.wide_splat(0.0); WIDTH];
-        for (i, ((tile, q), k)) in self.tile.iter_mut().zip(q).zip(k).enumerate() {
-            let (q, k) = (s.wide_splat(*q), s.wide_splat(*k));
-            let mut x = wide(s, tile);
-            for ((x, update), out) in x.iter_mut().zip(update).zip(&mut out) {
-                *x = s.wide_fma(k, update, *x);
-                *out = s.wide_fma(*x, q, *out);
+        let rows = self.tile.iter_mut().zip(q).zip(k).enumerate();
+        match &next {
+            Some(token) => {
+                for (i, ((tile, q), k)) in rows {
+                    let mut x = step(s, tile, *k, *q, &update, &mut out);
+                    token.meet(s, i, &mut x, &mut kv);
+                    store(s, x, tile);
+                }
             }
-            if let Some(token) = &next {
-                token.meet(s, i, &mut x, &mut kv);
-                store(s, x, tile);
-            } else if keep {
-                let at = (self.head * key_dim + i) * value_dim + start;
-                put(s, x, self.segment.state, at..at + width);
+            None => {
+                for (i, ((tile, q), k)) in rows {
+                    let x = step(s, tile, *k, *q, &update, &mut out);
+                    if keep {
+                        let at = (self.head * key_dim + i) * value_dim + start;
+                        put(s, x, self.segment.state, at..at + width);
+                    }
+                }
             }
         }
         let at = row * self.wide + start;
@@ -533,59 +557,6 @@ impl<'a> Head<'a> {
     }
 }
 
-/// What a token's decay does to a head's scale and numbers.
-#[derive(Clone, Copy)]
-struct Decay {
-    /// What the numbers are multiplied with: 1, but where the scale would get too small and goes into them.
-    factor: f32,
-    /// The scale after it.
-    scale: f32,
-}
-
-impl Decay {
-    const NONE: Self = Self {
-        factor: 1.0,
-        scale: 1.0,
-    };
-
-    fn new(scale: f32, decay: f32) -> Self {
-        let scale = scale * decay;
-        if scale < LEAST_SCALE {
-            Self {
-                factor: scale,
-                scale: 1.0,
-            }
-        } else {
-            Self { factor: 1.0, scale }
-        }
-    }
-
-    /// What an update is multiplied with before it is added to the numbers.
-    fn inverse(self) -> f32 {
-        1.0 / self.scale
-    }
-
-    #[inline(always)]
-    fn apply<S: Simd>(self, s: S, x: &mut [S::W; WIDTH]) {
-        if self.factor != 1.0 {
-            let factor = s.wide_splat(self.factor);
-            for x in x {
-                *x = s.wide_mul(factor, *x);
-            }
-        }
-    }
-}
-
-/// Records that are folded in one walk.
-struct Group<'a> {
-    len: usize,
-    decays: [Decay; GROUP],
-    /// `[key_dim]` each
-    keys: [&'a [f32]; GROUP],
-    /// Divided by the scale after their decay.
-    updates: [[f32; COLUMNS]; GROUP],
-}
-
 /// A walk that folds records.
 struct Pass<'a> {
     /// Where the tile comes from, if it is not there yet.
@@ -594,56 +565,4 @@ struct Pass<'a> {
     keep: bool,
     /// The token that comes after it.
     next: Option<Token<'a>>,
-}
-
-/// A token that the state decays for.
-#[derive(Clone, Copy)]
-struct Token<'a> {
-    decay: Decay,
-    /// `[key_dim]`
-    key: &'a [f32],
-}
-
-impl Token<'_> {
-    /// Decays row `i` of a tile and adds what the key finds there.
-    #[inline(always)]
-    fn meet<S: Simd>(&self, s: S, i: usize, x: &mut [S::W; WIDTH], kv: &mut [S::W; WIDTH]) {
-        self.decay.apply(s, x);
-        let k = s.wide_splat(self.key[i]);
-        for (x, kv) in x.iter().zip(kv) {
-            *kv = s.wide_fma(*x, k, *kv);
-        }
-    }
-}
-
-#[inline(always)]
-fn wide<S: Simd>(s: S, row: &[f32; COLUMNS]) -> [S::W; WIDTH] {
-    let mut x = [s.wide_splat(0.0); WIDTH];
-    for (x, columns) in x.iter_mut().zip(row.as_chunks::<WIDE>().0) {
-        *x = s.wide_load(columns);
-    }
-    x
-}
-
-#[inline(always)]
-fn store<S: Simd>(s: S, x: [S::W; WIDTH], row: &mut [f32; COLUMNS]) {
-    for (x, columns) in x.into_iter().zip(row.as_chunks_mut::<WIDE>().0) {
-        s.wide_store(x, columns);
-    }
-}
-
-/// Writes the columns of a tile's row that a state has, if it is one to be written.
-#[inline(always)]
-fn put<S: Simd>(s: S, x: [S::W; WIDTH], state: State<'_>, at: Range<usize>) {
-    let State::Write(state) = state else { return };
-    // SAFETY: one unit has these columns of this value head.
-    let to = unsafe { state.part(at) };
-    match to.first_chunk_mut() {
-        Some(to) => store(s, x, to),
-        None => {
-            let mut row = [0.0; COLUMNS];
-            store(s, x, &mut row);
-            to.copy_from_slice(&row[..to.len()]);
-        }
-    }
 }

@@ -4,8 +4,7 @@ mod fold;
 mod forward;
 mod kernel;
 mod states;
-
-pub(crate) use kernel::LEAST_SCALE;
+mod tile;
 
 use std::sync::Arc;
 
@@ -14,6 +13,8 @@ use recant_core::{ArraySpec, RecordSlice, RecurrentLayout, RecurrentStep};
 
 use crate::tensors::Op;
 use crate::{composed, Backend, Result};
+
+pub(crate) use tile::LEAST_SCALE;
 
 const OP: Op = Op("gated_delta");
 
