@@ -2,6 +2,10 @@
 //! their size, whatever they promise.
 
 mod common;
+#[path = "common/gguf.rs"]
+mod gguf;
+#[path = "common/sealed.rs"]
+mod sealed;
 
 use std::cell::Cell;
 use std::path::Path;
@@ -12,6 +16,7 @@ use proptest::prelude::*;
 use recant::candle::{DType, Device, Tensor};
 use recant::core::persist::{self, CacheFile};
 use recant::core::{CacheOptions, Rows, Segment};
+use sealed::sealed;
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -108,13 +113,18 @@ fn cache_file() -> Result<Vec<u8>> {
     Ok(std::fs::read(path)?)
 }
 
-fn read_cache(what: &str, bytes: &[u8]) {
+/// Reads a cache file as it is and with a digest that is right; says what was wrong with that.
+fn read_cache(what: &str, bytes: &[u8]) -> String {
     let dir = TempDir::new().expect("a folder");
     let path = dir.path().join("cache");
-    std::fs::write(&path, bytes).expect("written");
-    bounded(what, bytes.len(), || {
-        let _ = CacheFile::read(&path);
-    });
+    let mut reason = String::new();
+    for bytes in [Some(bytes.to_vec()), sealed(bytes)].into_iter().flatten() {
+        std::fs::write(&path, &bytes).expect("written");
+        bounded(what, bytes.len(), || {
+            reason = CacheFile::read(&path).map_or_else(|error| error.to_string(), |_| String::new());
+        });
+    }
+    reason
 }
 
 /// A safetensors file of a header that may promise anything.
@@ -170,20 +180,25 @@ fn a_promise_of_gigabytes_in_a_small_file_asks_for_none() -> Result<()> {
     list.extend(tera.to_le_bytes());
     read("a list", &[("model.gguf", list)]);
 
-    // A cache file that claims billions of layers, of tokens, and of parts.
-    let whole = cache_file()?;
-    for (from, to) in [
-        ("\"layers\":\"4\"", "\"layers\":\"9\""),
-        (".len\":\"3\"", ".len\":\"9\""),
+    // A cache file that claims billions of layers, and of tokens.
+    for (from, to, reason) in [
+        ("\"layers\":\"4\"", "\"layers\":\"9999999999\"", "layers.4.len"),
+        (".len\":\"3\"", ".len\":\"9999999999\"", "holds 9999999999 tokens"),
     ] {
-        let text: Vec<u8> = whole.clone();
-        let place = text.windows(from.len()).position(|part| part == from.as_bytes());
-        let place = place.ok_or(from)?;
-        let mut changed = text;
-        changed.splice(place..place + from.len(), to.bytes());
-        read_cache(from, &changed);
+        let said = read_cache(from, &altered(cache_file()?, from, to)?);
+        assert!(said.contains(reason), "{said}");
     }
     Ok(())
+}
+
+/// A safetensors file with a text in the place of another in its header.
+fn altered(mut file: Vec<u8>, from: &str, to: &str) -> Result<Vec<u8>> {
+    let place = file.windows(from.len()).position(|part| part == from.as_bytes());
+    let place = place.ok_or(from)?;
+    file.splice(place..place + from.len(), to.bytes());
+    let length = u64::from_le_bytes(file[..8].try_into()?) + to.len() as u64 - from.len() as u64;
+    file[..8].copy_from_slice(&length.to_le_bytes());
+    Ok(file)
 }
 
 #[test]
@@ -323,3 +338,44 @@ proptest! {
 }
 
 thread_local!(static CACHE: Vec<u8> = cache_file().expect("a cache file"));
+
+/// What fuzzing begins with: for each target in `fuzz`, an input that is right.
+#[test]
+#[ignore = "writes fuzz/corpus, for .ci/run and for whoever fuzzes"]
+fn inputs_to_begin_fuzzing_with() -> Result<()> {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus");
+    let [(_, config), (_, generation), (_, index), (_, weights)] = files().try_into().map_err(|_| "files")?;
+    let length = usize::try_from(u64::from_le_bytes(weights[..8].try_into()?))?;
+    let mut shard = weights[8..8 + length].to_vec();
+    let index = String::from_utf8(index)?.replace("weights.safetensors", "a.safetensors");
+    shard.push(b'\n');
+    shard.extend(index.bytes());
+    let named =
+        json!({"eos_token": "b", "chat_template": [{"name": "default", "template": "{{ eos_token }}"}]});
+    let template = b"{% for m in messages %}{{ m.content | trim }}{% endfor %}".to_vec();
+    let small = [
+        config,
+        generation,
+        named.to_string().into_bytes(),
+        named.to_string().into_bytes(),
+        template,
+    ];
+    let mut inputs = vec![
+        ("index", shard),
+        ("safetensors", weights),
+        ("gguf", gguf::File::model().bytes()),
+        ("cache_file", cache_file()?),
+    ];
+    inputs.extend(
+        small
+            .into_iter()
+            .zip(0..)
+            .map(|(file, which)| ("config", [vec![which], file].concat())),
+    );
+    for (number, (target, input)) in inputs.into_iter().enumerate() {
+        let folder = corpus.join(target);
+        std::fs::create_dir_all(&folder)?;
+        std::fs::write(folder.join(format!("right-{number}")), input)?;
+    }
+    Ok(())
+}

@@ -1,11 +1,10 @@
-//! A GGUF file: header, names, configuration, vocabulary.
+//! A GGUF file: header, names, configuration, vocabulary; and the model that is made of it.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
-    let folder = tempfile::tempdir().expect("a folder");
-    let file = folder.path().join("model.gguf");
-    std::fs::write(&file, data).expect("written");
+    let file = recant_fuzz::write("model.gguf", data);
     recant::inspect(&file);
+    let _ = recant::load(&file);
 });
