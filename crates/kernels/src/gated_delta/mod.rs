@@ -226,9 +226,10 @@ impl GatedDelta {
     ///
     /// # Shapes
     /// Arrays, f32: `conv` `[conv_kernel - 1, channels]`, the last rows before the convolution; `state`
-    /// `[value_heads, key_dim, value_dim]` and `scale` `[value_heads]`, whose product is the recurrent state. Records a token, f32: `key` `[key_heads, key_dim]`, normed; `decay`
-    /// `[value_heads]`, the factor g; `update` `[value_heads, value_dim]`, the u of the step; `input` `[channels]`, the
-    /// row before the convolution. Its fold leaves, bit for bit, what the step does.
+    /// `[value_heads, key_dim, value_dim]` and `scale` `[value_heads]`, whose product is the recurrent state. Records a
+    /// token, f32: `key` `[key_heads, key_dim]`, normed; `decay` `[value_heads]`, the factor g; `update`
+    /// `[value_heads, value_dim]`, the u of the step; `input` `[channels]`, the row before the convolution. Its fold leaves,
+    /// bit for bit, what the step does.
     pub fn layout(&self) -> RecurrentLayout {
         self.layout.clone()
     }
