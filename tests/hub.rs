@@ -455,7 +455,10 @@ fn a_server_that_keeps_silent_is_given_up() -> Result<()> {
     // The list of files is waited for no longer, and the cache is as good as it is without a network.
     server.play(|play| play.silent = Some((String::new(), 0)));
     let error = refusal(&hub);
-    assert!(error.contains("cannot be asked") && error.contains("timeout"), "{error}");
+    assert!(
+        error.contains("cannot be asked") && error.contains("timeout"),
+        "{error}"
+    );
     assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
     Ok(())
 }

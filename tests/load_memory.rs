@@ -18,7 +18,7 @@ use common::{seeded, Result};
 use gguf::{text, Spec, Value};
 use recant::candle::{DType, Device, Tensor};
 use recant::LoadOptions;
-use recant_weights::Source;
+use recant_weights::{Source, Stored};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -44,6 +44,23 @@ impl Source for Shapes {
             tensor: name.to_owned(),
             source: source.into(),
         })
+    }
+
+    fn take_stacked(
+        &mut self,
+        name: &str,
+        shape: [usize; 3],
+        index: usize,
+    ) -> recant_weights::Result<Stored> {
+        let [_, rows, width] = shape;
+        let matrix = self.take(name, &[rows, width])?;
+        if let Some((_, last)) = self.0.last_mut() {
+            *last = shape.to_vec();
+        }
+        if index > 0 {
+            self.0.pop();
+        }
+        Ok(Stored::Float(matrix))
     }
 
     fn discard(&mut self, _name: &str) {}
@@ -209,16 +226,29 @@ fn gguf_name(canonical: &str) -> String {
         ("mlp.down_proj.weight", "ffn_down.weight"),
         ("norm.weight", "output_norm.weight"),
     ];
-    let (block, part) = match canonical.strip_prefix("layers.").and_then(|rest| rest.split_once('.')) {
+    let (block, part) = match canonical
+        .strip_prefix("layers.")
+        .and_then(|rest| rest.split_once('.'))
+    {
         Some((layer, part)) => (format!("blk.{layer}."), part),
         None => (String::new(), canonical),
     };
-    let name = NAMES.iter().find(|(of, _)| *of == part).map_or(part, |(_, name)| name);
+    let name = NAMES
+        .iter()
+        .find(|(of, _)| *of == part)
+        .map_or(part, |(_, name)| name);
     format!("{block}{name}")
 }
 
 /// A GGUF file of the dense model. Blocks of `bytes` bytes hold `numbers` numbers and have f16 scales at some places.
-fn write_gguf(path: &Path, hidden: usize, kind: u32, numbers: u64, bytes: u64, scales: &[usize]) -> Result<()> {
+fn write_gguf(
+    path: &Path,
+    hidden: usize,
+    kind: u32,
+    numbers: u64,
+    bytes: u64,
+    scales: &[usize],
+) -> Result<()> {
     let mut file = gguf::File::model();
     for (key, value) in [
         ("block_count", LAYERS),
@@ -254,7 +284,12 @@ fn write_gguf(path: &Path, hidden: usize, kind: u32, numbers: u64, bytes: u64, s
                 }
             }
             let name = named;
-            file.tensors.push(Spec { name, shape, kind, data });
+            file.tensors.push(Spec {
+                name,
+                shape,
+                kind,
+                data,
+            });
         } else {
             let number = if name.ends_with("A_log") { -0.5 } else { 0.1 };
             file.tensors.push(Spec::f32(&named, &shape, |_| number));
@@ -303,7 +338,9 @@ fn measure(what: &str, path: &Path) -> Result<(f64, f64)> {
 /// A number of bytes that the system knows of this process.
 fn status(field: &str) -> Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
     let kilobytes = line.ok_or("no such field")?.trim().trim_end_matches(" kB");
     Ok(kilobytes.parse::<u64>()? * 1024)
 }

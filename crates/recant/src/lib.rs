@@ -31,8 +31,8 @@ mod heads;
 mod hub;
 mod inspect;
 mod loaded;
-mod save;
 mod recommended;
+mod save;
 mod session;
 mod stop;
 mod text;
@@ -50,7 +50,6 @@ pub use error::{Error, Result};
 pub use hub::{Hub, HubError};
 pub use inspect::{inspect, Layers, Module, ModuleKind, Mtp, Report};
 pub use loaded::{load, load_with, Loaded};
-pub use save::save;
 pub use recant_core::{CacheOptions, Cancel, Hidden, KvType};
 pub use recant_generate::{
     Depth, DraftVocabulary, Finish, LogitsProcessor, Logprobs, LogprobsOf, LogprobsOptions, Phases,
@@ -58,6 +57,7 @@ pub use recant_generate::{
 };
 pub use recant_layers::{ActivationPrecision, Backend, GroupFormat, LoadOptions};
 pub use recant_mtp::{Agreement, HeadCheck, Suspicion};
+pub use save::save;
 pub use session::{Event, Run, Session, SessionBuilder, Stats};
 pub use text::Text;
 pub use threads::Threads;

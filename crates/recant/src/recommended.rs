@@ -14,12 +14,16 @@ pub(crate) fn sampling(config: Option<&Value>) -> (Sampling, Vec<String>) {
         let said = &config[name];
         let found = said.as_f64().filter(|number| valid(*number));
         if found.is_none() && !said.is_null() {
-            notes.push(format!("generation_config.json recommends a {name} of {said}, which is ignored"));
+            notes.push(format!(
+                "generation_config.json recommends a {name} of {said}, which is ignored"
+            ));
         }
         found
     };
     let temperature = number("temperature", |x| (0.0..=100.0).contains(&x));
-    let top_k = number("top_k", |x| (0.0..=f64::from(u32::MAX)).contains(&x) && x.fract() == 0.0);
+    let top_k = number("top_k", |x| {
+        (0.0..=f64::from(u32::MAX)).contains(&x) && x.fract() == 0.0
+    });
     let top_p = number("top_p", |x| x > 0.0 && x <= 1.0);
     let min_p = number("min_p", |x| (0.0..=1.0).contains(&x));
     let repetition_penalty = number("repetition_penalty", |x| x > 0.0 && x <= 100.0);

@@ -29,8 +29,8 @@ fn map_file(file: &File) -> std::io::Result<Mmap> {
     unsafe { Mmap::map(file) }
 }
 
-/// Bytes around one that is read whose pages the system puts into the map as well, if it has them.
-const AROUND: usize = 64 << 10;
+/// Bytes around one that is read whose pages the system may put into the map as well: the largest unit of its cache.
+const AROUND: usize = 2 << 20;
 
 /// Lets go of the pages that hold some bytes, and of those around them, where the system can be told to. They stay in its cache
 /// of files, which it makes room in by itself.

@@ -258,6 +258,7 @@ impl<'a> Weights<'a> {
         let folder = self.folder;
         let declared = Declared::of(folder.path(), folder.config())?;
         let stored = parts.read(shape, declared.as_ref(), |part| folder.data(part))?;
+        folder.release(parts.weight, None);
         self.set(name, State::Taken);
         Ok(Some(stored))
     }

@@ -133,7 +133,11 @@ fn shapes_say_how_a_matrix_is_packed_that_the_configuration_does_not_name() {
             for group in [32, 64, 128] {
                 let checkpoint = checkpoint(&affine(bits, group), quantization.clone());
                 let found = groups(take(&checkpoint).unwrap());
-                assert_eq!((found.coding.bits(), found.group), (bits, group), "{quantization}");
+                assert_eq!(
+                    (found.coding.bits(), found.group),
+                    (bits, group),
+                    "{quantization}"
+                );
             }
         }
     }

@@ -36,10 +36,7 @@ impl Assembly<'_> {
         let by_projection = format!("{prefix}.switch_mlp.gate_proj.weight");
         let (gate_up, down) = if self.has(&by_projection) {
             let name = |which| format!("{prefix}.switch_mlp.{which}_proj.weight");
-            (
-                vec![(name("gate"), width), (name("up"), width)],
-                name("down"),
-            )
+            (vec![(name("gate"), width), (name("up"), width)], name("down"))
         } else {
             let gate_up = vec![(format!("{prefix}.experts.gate_up_proj"), 2 * width)];
             (gate_up, format!("{prefix}.experts.down_proj"))

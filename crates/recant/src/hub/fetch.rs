@@ -128,7 +128,11 @@ fn at(id: &RepoId, revision: &str) -> Repo {
 /// What the server has at the revision.
 fn list(api: &Api, id: &RepoId, timeout: Duration) -> Result<Listing, ApiError> {
     let request = api.repo(at(id, &id.revision)).info_request();
-    let request = request.query("blobs", "true").config().timeout_global(Some(timeout)).build();
+    let request = request
+        .query("blobs", "true")
+        .config()
+        .timeout_global(Some(timeout))
+        .build();
     let mut response = request.call().map_err(Box::new)?;
     let text = response.body_mut().read_to_string().map_err(Box::new)?;
     let listing: Listing = serde_json::from_str(&text)

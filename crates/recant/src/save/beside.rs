@@ -32,9 +32,7 @@ pub(super) fn write(folder: &Folder, format: GroupFormat, target: &Path) -> Resu
     for file in FILES {
         let from = folder.path().join(file);
         if from.is_file() {
-            put(&target.join(file), |path| {
-                std::fs::copy(&from, path).map(|_| ())
-            })?;
+            put(&target.join(file), |path| std::fs::copy(&from, path).map(|_| ()))?;
         }
     }
     Ok(())
@@ -48,8 +46,14 @@ fn from_metadata(folder: &Folder, target: &Path) -> Result<()> {
         saved.map_err(std::io::Error::other)
     })?;
     // What transformers reads a `tokenizer.json` with, whatever the model.
-    let mut config = json!({"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": false});
-    for (key, value) in folder.tokenizer_config().and_then(Value::as_object).into_iter().flatten() {
+    let mut config =
+        json!({"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": false});
+    for (key, value) in folder
+        .tokenizer_config()
+        .and_then(Value::as_object)
+        .into_iter()
+        .flatten()
+    {
         // One template stands for itself.
         let single = match value.as_array().map(Vec::as_slice) {
             Some([only]) if key == "chat_template" => &only["template"],

@@ -151,7 +151,11 @@ impl<'a> Plan<'a> {
 
     /// Bytes that are read.
     pub(super) fn bytes(&self) -> u64 {
-        self.units.iter().flat_map(|unit| &unit.pieces).map(Piece::bytes).sum()
+        self.units
+            .iter()
+            .flat_map(|unit| &unit.pieces)
+            .map(Piece::bytes)
+            .sum()
     }
 }
 
@@ -241,7 +245,12 @@ impl<'a> Planner<'a> {
         };
         let is_weight = name.ends_with(".weight") && !GATES.iter().any(|gate| name.ends_with(gate));
         let written = self.before(name, tensor) + name;
-        self.unit(written, shape.clone(), is_matrix && is_weight, self.all(name, tensor, shape))
+        self.unit(
+            written,
+            shape.clone(),
+            is_matrix && is_weight,
+            self.all(name, tensor, shape),
+        )
     }
 
     /// All of a tensor, or of a stack.
@@ -389,9 +398,8 @@ impl<'a> Planner<'a> {
                 )))
             }
         };
-        let differs = |(name, tensor): &&(&String, &&TensorInfo)| {
-            shape.len() != 2 || self.shape(name, tensor) != shape
-        };
+        let differs =
+            |(name, tensor): &&(&String, &&TensorInfo)| shape.len() != 2 || self.shape(name, tensor) != shape;
         if let Some((_, other)) = experts.iter().find(differs) {
             return Err(self.refuse(&format!(
                 "{} has shape {:?}, and the first expert {shape:?}",
@@ -405,7 +413,13 @@ impl<'a> Planner<'a> {
         Ok((stacked, pieces.collect()))
     }
 
-    fn unit(&self, name: String, shape: Vec<usize>, rounded: bool, pieces: Vec<Piece<'a>>) -> Result<Unit<'a>> {
+    fn unit(
+        &self,
+        name: String,
+        shape: Vec<usize>,
+        rounded: bool,
+        pieces: Vec<Piece<'a>>,
+    ) -> Result<Unit<'a>> {
         let features = shape.last().copied().unwrap_or(0);
         // As the loader has it: kernels read features in chunks of 32.
         let fits = features > 0 && features.is_multiple_of(self.format.group) && features.is_multiple_of(32);

@@ -191,7 +191,9 @@ impl<'p> Shard<'p> {
                     let stored = source.read(unit.mtp, whole)?;
                     for rows in steps(&whole.rows, (4 * whole.width()) as u64) {
                         self.write_stored(unit, whole, &stored, &rows)
-                            .map_err(|failure| self.told(source.folder, &whole.tensor.name, &rows, failure))?;
+                            .map_err(|failure| {
+                                self.told(source.folder, &whole.tensor.name, &rows, failure)
+                            })?;
                     }
                     done(piece.bytes());
                 }
@@ -235,8 +237,14 @@ impl<'p> Shard<'p> {
         match unit.form {
             // It is what is asked for: rounding it again could change it.
             Form::Rounded(format) if is_in(&groups, format) => {
-                let parts = [(".weight", Some(&groups.quants)), (".scales", Some(&groups.scales))];
-                self.append_all(unit, parts.into_iter().chain([(".biases", groups.biases.as_ref())]))
+                let parts = [
+                    (".weight", Some(&groups.quants)),
+                    (".scales", Some(&groups.scales)),
+                ];
+                self.append_all(
+                    unit,
+                    parts.into_iter().chain([(".biases", groups.biases.as_ref())]),
+                )
             }
             _ => {
                 let weights = group_weights(groups).and_then(|weights| weights.dequantize());
