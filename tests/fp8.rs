@@ -10,12 +10,12 @@ mod fp8;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use common::checkpoint::{prefixed, refusal, tensors, write, write_shards, Tensors, HUB};
+use common::checkpoint::{logits, prefixed, refusal, tensors, write, write_shards, Tensors, HUB};
 use common::{assert_same, bits, feed, folder, relative_error, seeded, text_ids, Result, Rng};
 use fp8::{floats, rounded, wide, Form};
 use recant::candle::{safetensors, DType, Device, Tensor};
 use recant::core::{Cache, CacheOptions, LanguageModel, Rows, Segment};
-use recant::{ActivationPrecision, LoadOptions, Threads};
+use recant::{ActivationPrecision, GroupFormat, LoadOptions, Threads};
 use recant_layers::HybridModel;
 use recant_mtp::MtpHead;
 use recant_weights::{Folder, Stored};
@@ -527,6 +527,63 @@ fn c049_c051_c052_c053_every_family_in_every_form_is_the_model_of_its_numbers() 
             println!("{what}: {count} matrices, {apart:e} apart");
             // Seen: 3e-5.
             assert!(apart < 1e-4, "{what}: {apart}");
+        }
+    }
+    Ok(())
+}
+
+/// Where there is no own kernel, codes are widened: the same numbers, by the same sums as those of the model in f32.
+#[test]
+fn a_release_runs_on_ops_of_candle_too() -> Result<()> {
+    let options = LoadOptions {
+        backend: recant::Backend::Composed,
+        ..LoadOptions::default()
+    };
+    let config = seeded::next(|_| {});
+    let tensors = prefixed(&apart(&tensors(&config)?)?, HUB, "");
+    for release in releases() {
+        let (file, numbers, _) = release.of(&tensors)?;
+        let run = |config: &Value, file: &Tensors| -> Result<Vec<u32>> {
+            let dir = TempDir::new()?;
+            write(dir.path(), config, file)?;
+            logits(&model(dir.path(), &options)?)
+        };
+        assert!(
+            run(&release.config(&config), &file)? == run(&config, &numbers)?,
+            "{}",
+            release.name
+        );
+    }
+    Ok(())
+}
+
+/// Saved in another format, its numbers are rounded once: as they are where they come in f32.
+#[test]
+fn a_release_that_is_saved_in_groups_is_its_numbers_rounded_once() -> Result<()> {
+    let format = GroupFormat {
+        bits: 4,
+        group: 32,
+        affine: true,
+        scales: DType::BF16,
+    };
+    for config in families() {
+        let tensors = prefixed(&apart(&tensors(&config)?)?, HUB, "");
+        for release in releases() {
+            let (file, numbers, _) = release.of(&tensors)?;
+            let run = |config: &Value, file: &Tensors| -> Result<Vec<u32>> {
+                let dir = TempDir::new()?;
+                let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+                std::fs::create_dir(&from)?;
+                write(&from, config, file)?;
+                recant::save(&from, &to, format, &mut |_, _| {})?;
+                logits(&model(&to, &LoadOptions::default())?)
+            };
+            assert!(
+                run(&release.config(&config), &file)? == run(&config, &numbers)?,
+                "{} {}",
+                config["model_type"],
+                release.name
+            );
         }
     }
     Ok(())
