@@ -245,16 +245,23 @@ fn what_is_short_in_a_file_and_long_in_memory_stays_a_small_multiple() {
 }
 
 #[test]
-fn a_configuration_that_is_far_too_long_is_not_parsed() -> Result<()> {
-    let dir = TempDir::new()?;
-    let mut files = files();
-    files[0].1.resize(17 << 20, b' ');
-    write(dir.path(), &files);
-    let mut report = None;
-    let most = most(|| report = Some(recant::inspect(dir.path())));
-    let refusals = report.ok_or("no report")?.refusals;
-    assert!(refusals[0].contains("at most 16777216 bytes"), "{refusals:?}");
-    assert!(most < 64 << 20, "{most}");
+fn small_files_that_are_far_too_long_are_not_parsed() -> Result<()> {
+    for name in ["config.json", "generation_config.json", "tokenizer_config.json"] {
+        let dir = TempDir::new()?;
+        write(dir.path(), &files());
+        let mut long = std::fs::read(dir.path().join(name)).unwrap_or_else(|_| b"{}".to_vec());
+        long.resize(17 << 20, b' ');
+        std::fs::write(dir.path().join(name), long)?;
+        let mut report = None;
+        let most = most(|| report = Some(recant::inspect(dir.path())));
+        let refusals = report.ok_or("no report")?.refusals;
+        let said = &refusals[0];
+        assert!(
+            said.contains(name) && said.contains("at most 16777216 bytes"),
+            "{refusals:?}"
+        );
+        assert!(most < 64 << 20, "{most}");
+    }
     Ok(())
 }
 

@@ -14,7 +14,8 @@ tests/golden/gguf:
                      the demo target, the type most files in use have
   *.safetensors      `tokens`, and the logits that transformers gives for the model before it was converted, and with its
                      weights rounded as in the file
-  blocks.safetensors random blocks of some types, and their values as the gguf package reads them
+  blocks.safetensors random blocks of some types, and their values as the gguf package reads them; `sizes`: number, elements and bytes of
+                     a block of every type
 """
 
 import json
@@ -221,6 +222,8 @@ def blocks():
         values = gguf.quants.dequantize(data, type_)
         made[f"{kind}.bytes"] = torch.from_numpy(data)
         made[f"{kind}.values"] = torch.from_numpy(values.astype(numpy.float32))
+    sizes = [(int(type_), *size) for type_, size in gguf.GGML_QUANT_SIZES.items()]
+    made["sizes"] = torch.tensor(sizes, dtype=torch.int32)
     save_file(made, GOLDEN / "blocks.safetensors")
 
 

@@ -84,3 +84,30 @@ impl fmt::Display for GgmlType {
         f.write_str(self.name)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use candle_core::{safetensors, Device};
+
+    use super::*;
+
+    #[test]
+    fn numbers_and_sizes_are_those_of_the_gguf_package() {
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/gguf/blocks.safetensors");
+        let golden = safetensors::load(golden, &Device::Cpu).expect("golden blocks");
+        let sizes = golden["sizes"].to_vec2::<i32>().expect("sizes");
+        let own: Vec<Vec<i32>> = TYPES
+            .iter()
+            .map(|(number, _, block, bytes)| vec![number.cast_signed(), *block as i32, *bytes as i32])
+            .collect();
+        // No file holds Q8_1, which the package gives another size than llama.cpp does.
+        for sizes in sizes.iter().filter(|sizes| sizes[0] != 9) {
+            assert!(own.contains(sizes), "type {}", sizes[0]);
+        }
+        for own in own.iter().filter(|own| own[0] != 9) {
+            assert!(sizes.contains(own), "type {}", own[0]);
+        }
+    }
+}
