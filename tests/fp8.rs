@@ -144,7 +144,7 @@ fn releases() -> [Release; 4] {
         },
         Release {
             name: "rows",
-            config: compressed(&[rows.clone()]),
+            config: compressed(std::slice::from_ref(&rows)),
             form: |name| (!name.contains("conv1d.")).then_some(Form::Rows),
         },
         Release {
