@@ -38,6 +38,9 @@ fn kinds(weight: &Tensor) -> Vec<(String, Weight)> {
         ("int8 of 64 affine", 8, 64, true, DType::BF16),
         ("int4 of 32", 4, 32, false, DType::F16),
         ("int4 of 64 affine", 4, 64, true, DType::BF16),
+        ("Q4_K", 4, 32, true, DType::F32),
+        ("Q2_K", 4, 16, true, DType::F32),
+        ("Q6_K", 8, 16, false, DType::F32),
     ] {
         let format = GroupFormat {
             bits,
