@@ -186,6 +186,15 @@ fn gguf_files_become_folders_with_everything_in_them() -> Result<()> {
         for format in [format(4, 32, DType::BF16), format(8, 32, DType::F16)] {
             let dir = saves(name, &path, format)?;
             let folder = dir.path().join("once");
+            let config: Value = serde_json::from_slice(&std::fs::read(folder.join("config.json"))?)?;
+            // Other programs take a null for a configuration.
+            assert!(config
+                .as_object()
+                .is_some_and(|all| all.values().all(|value| !value.is_null())));
+            assert_eq!(
+                config["rope_theta"], config["rope_parameters"]["rope_theta"],
+                "{name}"
+            );
             let report = recant::inspect(&folder);
             assert_eq!(report.refusals, [""; 0], "{name}");
             assert_eq!(report.mtp, Mtp::Complete, "{name}");
@@ -402,9 +411,11 @@ fn a_conversion_in_the_wanted_format_is_copied() -> Result<()> {
     recant::save(&from, &to, format(4, 64, DType::BF16), &mut |_, _| {})?;
     let (before, after) = (stored(&from)?, stored(&to)?);
     let config: Value = serde_json::from_slice(&std::fs::read(from.join("config.json"))?)?;
+    // Matrices in a format of their own, and one that is not quantized.
     let other = |name: &str| {
         let (path, _) = name.rsplit_once('.').unwrap_or((name, ""));
-        config["quantization"].get(path).is_some()
+        let whole = before[name].rank() == 2 && !before.contains_key(&format!("{path}.scales"));
+        whole || config["quantization"].get(path).is_some()
     };
     let mut copied = 0;
     for (name, tensor) in before.iter().filter(|(name, _)| !other(name) && !is_gate(name)) {

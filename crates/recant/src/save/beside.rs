@@ -25,10 +25,13 @@ const FILES: [&str; 10] = [
 
 /// Writes the configuration, the tokenizer and the template.
 pub(super) fn write(folder: &Folder, format: GroupFormat, target: &Path) -> Result<()> {
-    put_json(target, "config.json", &config(folder.config(), format))?;
+    let mut config = config(folder.config(), format);
     if folder.is_gguf() {
+        complete(&mut config);
+        put_json(target, "config.json", &config)?;
         return from_metadata(folder, target);
     }
+    put_json(target, "config.json", &config)?;
     for file in FILES {
         let from = folder.path().join(file);
         if from.is_file() {
@@ -70,11 +73,29 @@ fn config(config: &Value, format: GroupFormat) -> Value {
     let mut config = config.clone();
     for key in ["quantization", "quantization_config"] {
         config[key] = quantization.clone();
-        if let Some(text) = config["text_config"].as_object_mut() {
+        if let Some(text) = config.get_mut("text_config").and_then(Value::as_object_mut) {
             text.remove(key);
         }
     }
     config
+}
+
+/// Adds what other programs ask for that metadata do not say, since it is the same for all models in GGUF, or say elsewhere.
+fn complete(config: &mut Value) {
+    let mut fields = Vec::new();
+    for name in ["rope_theta", "partial_rotary_factor"] {
+        fields.push((name, config["rope_parameters"][name].clone()));
+    }
+    if config.get("num_experts").is_some() {
+        fields.extend([
+            ("decoder_sparse_step", json!(1)),
+            ("mlp_only_layers", json!([])),
+            ("norm_topk_prob", json!(true)),
+        ]);
+    }
+    for (name, value) in fields {
+        config[name] = value;
+    }
 }
 
 fn put_json(target: &Path, file: &str, value: &Value) -> Result<()> {
