@@ -39,7 +39,7 @@ pub enum Dtype {
     BF16,
     /// 16-bit floats.
     F16,
-    /// Anything else, by the name the file gives it, such as `F8_E4M3` or `U32`. Not read by this crate.
+    /// Anything else, by the name the file gives it, such as `F8_E4M3` or `U32`: read as a part of a quantized matrix only.
     Other(String),
 }
 
