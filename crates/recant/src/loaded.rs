@@ -34,9 +34,9 @@ pub struct Loaded {
     /// Read when it is first asked for.
     chat: Arc<OnceLock<ChatTemplate>>,
     /// That of a model in GGUF, where the template is in no file of its own.
-    tokenizer_config: Option<Value>,
+    tokenizer_config: Option<Arc<Value>>,
     eos: Vec<u32>,
-    sampling: Sampling,
+    sampling: Arc<Sampling>,
     notes: Vec<String>,
     path: PathBuf,
 }
@@ -106,9 +106,12 @@ pub fn load_with(
         heads: Arc::default(),
         text: Arc::new(text),
         chat: Arc::default(),
-        tokenizer_config: folder.tokenizer_config().filter(|_| folder.is_gguf()).cloned(),
+        tokenizer_config: folder
+            .tokenizer_config()
+            .filter(|_| folder.is_gguf())
+            .map(|config| Arc::new(config.clone())),
         eos,
-        sampling,
+        sampling: Arc::new(sampling),
         notes,
         path: folder.path().to_owned(),
     })
