@@ -11,12 +11,12 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use common::checkpoint::{logits, prefixed, refusal, tensors, write, write_shards, Tensors, HUB};
-use common::{assert_same, bits, feed, folder, relative_error, seeded, text_ids, Result, Rng};
+use common::law::{greedy, in_full, keeps_the_law, model};
+use common::{bits, feed, folder, relative_error, seeded, text_ids, Result};
 use fp8::{floats, rounded, wide, Form};
 use recant::candle::{safetensors, DType, Device, Tensor};
-use recant::core::{Cache, CacheOptions, LanguageModel, Rows, Segment};
-use recant::{ActivationPrecision, GroupFormat, LoadOptions, Threads};
-use recant_layers::HybridModel;
+use recant::core::{CacheOptions, LanguageModel, Rows, Segment};
+use recant::{GroupFormat, LoadOptions};
 use recant_mtp::MtpHead;
 use recant_weights::{Folder, Stored};
 use serde_json::{json, Value};
@@ -26,20 +26,6 @@ fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../../tests/golden/fp8")
         .join(name)
-}
-
-/// Activations as they are, so that nothing but the order of sums differs from plain floats.
-fn in_full() -> LoadOptions {
-    LoadOptions {
-        activations: ActivationPrecision::Full,
-        ..LoadOptions::default()
-    }
-}
-
-fn model(dir: &Path, options: &LoadOptions) -> Result<HybridModel> {
-    let folder = Folder::open(dir)?;
-    let family = seeded::family(folder.config());
-    Ok(HybridModel::load(family, &folder, options, &mut |_, _| {})?.0)
 }
 
 /// compressed-tensors and ModelOpt multiply in f32 here: a scale of two parts is rounded to f32, and its product with a code is.
@@ -240,23 +226,6 @@ fn demo_in(release: &Release) -> Result<(TempDir, TempDir)> {
     Ok((own, wide))
 }
 
-/// Greedy tokens after a prompt, one a call, and by how much each was ahead of the next.
-fn greedy(model: &dyn LanguageModel, prompt: &[u32], count: usize) -> Result<(Vec<u32>, Vec<f32>)> {
-    let mut caches = model.new_caches(&CacheOptions::default())?;
-    let (mut text, mut margins) = (Vec::new(), Vec::new());
-    let mut fed = prompt.to_vec();
-    for _ in 0..count {
-        let output = model.forward(&mut [Segment::new(&fed, &mut caches, Rows::Last)])?;
-        let row = floats(output.segments[0].logits()?)?;
-        let mut order: Vec<usize> = (0..row.len()).collect();
-        order.sort_by(|a, b| row[*b].total_cmp(&row[*a]));
-        margins.push(row[order[0]] - row[order[1]]);
-        text.push(order[0] as u32);
-        fed = vec![order[0] as u32];
-    }
-    Ok((text, margins))
-}
-
 #[test]
 fn a_release_in_any_form_writes_the_tokens_of_its_numbers() -> Result<()> {
     let prompt = text_ids(24)?;
@@ -277,7 +246,7 @@ fn a_release_in_any_form_writes_the_tokens_of_its_numbers() -> Result<()> {
 }
 
 #[test]
-fn a_release_in_any_form_keeps_the_law() -> Result<()> {
+fn a_release_in_any_form_keeps_the_law_and_drafts_taken_back_leave_nothing_behind() -> Result<()> {
     let text = text_ids(100)?;
     for release in releases() {
         let (own, _) = demo_in(&release)?;
@@ -285,60 +254,7 @@ fn a_release_in_any_form_keeps_the_law() -> Result<()> {
         let both = [LoadOptions::default(), in_full()];
         let count = if release.name == "packed" { 2 } else { 1 };
         for options in &both[..count] {
-            let model = model(own.path(), options)?;
-            let run = |pieces: &[usize], threads: usize| -> Result<_> {
-                Ok(Threads::new(threads)?.run(|| -> std::result::Result<_, String> {
-                    let mut caches = model
-                        .new_caches(&CacheOptions::default())
-                        .map_err(|e| e.to_string())?;
-                    let (mut bits, mut rest) = (Vec::new(), &text[..]);
-                    for piece in pieces {
-                        let (now, later) = rest.split_at(*piece);
-                        bits.extend(feed(&model, &mut caches, now).map_err(|e| e.to_string())?);
-                        rest = later;
-                    }
-                    Ok((bits, caches))
-                })?)
-            };
-            let (alone, caches) = run(&[1; 100], 1)?;
-            let mut rng = Rng(8);
-            for round in 0..4 {
-                let pieces = rng.partition(text.len(), 40);
-                let (bits, others) = run(&pieces, 1 + round % 2)?;
-                assert!(bits == alone, "{}: {pieces:?}", release.name);
-                assert_same(&format!("{}: {pieces:?}", release.name), &caches, &others)?;
-            }
-        }
-    }
-    Ok(())
-}
-
-#[test]
-fn drafts_taken_back_from_a_release_leave_nothing_behind() -> Result<()> {
-    let text = text_ids(120)?;
-    for release in releases() {
-        let (own, _) = demo_in(&release)?;
-        let model = model(own.path(), &LoadOptions::default())?;
-        let new = || model.new_caches(&CacheOptions::default());
-        let (mut plain, mut drafted, mut rng) = (new()?, new()?, Rng(9));
-        while plain.len() + 6 < text.len() {
-            let at = plain.len();
-            let (drafts, kept) = (1 + rng.below(6), rng.below(6));
-            let kept = 1 + kept.min(drafts - 1);
-            // What is not kept is not the text.
-            let mut fed = text[at..at + drafts].to_vec();
-            fed[kept..].iter_mut().for_each(|id| *id = (*id + 1) % 8000);
-            let checkpoint = drafted.checkpoint()?;
-            let bits = feed(&model, &mut drafted, &fed)?;
-            drafted.trim(drafts - kept)?;
-            drafted.commit(checkpoint);
-            let mut alone = Vec::new();
-            for id in &text[at..at + kept] {
-                alone.extend(feed(&model, &mut plain, &[*id])?);
-            }
-            let what = format!("{} at {at}, {kept} of {drafts}", release.name);
-            assert!(bits[..alone.len()] == alone, "{what}");
-            assert_same(&what, &plain, &drafted)?;
+            keeps_the_law(release.name, &model(own.path(), options)?, &text)?;
         }
     }
     Ok(())

@@ -10,12 +10,12 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use common::checkpoint::{logits, prefixed, tensors, write, Tensors, HUB};
-use common::{assert_same, feed, folder, relative_error, seeded, text_ids, Result, Rng};
+use common::law::{greedy, in_full, keeps_the_law, model};
+use common::{folder, relative_error, seeded, text_ids, Result, Rng};
 use packed::{e4m3, floats, packed, PACKINGS};
 use recant::candle::{safetensors, DType, Device, Tensor, D};
-use recant::core::{Cache, CacheOptions, LanguageModel, Rows, Segment};
-use recant::{ActivationPrecision, LoadOptions, Threads};
-use recant_layers::HybridModel;
+use recant::core::{CacheOptions, LanguageModel, Rows, Segment};
+use recant::LoadOptions;
 use recant_mtp::MtpHead;
 use recant_qwen3_5::Qwen35;
 use recant_weights::{Coding, Folder, Stored};
@@ -28,20 +28,6 @@ fn root() -> PathBuf {
 
 fn golden(name: &str) -> PathBuf {
     root().join("tests/golden/mlx").join(name)
-}
-
-/// Activations as they are, so that nothing but the order of sums differs from plain floats.
-fn in_full() -> LoadOptions {
-    LoadOptions {
-        activations: ActivationPrecision::Full,
-        ..LoadOptions::default()
-    }
-}
-
-fn model(dir: &Path, options: &LoadOptions) -> Result<HybridModel> {
-    let folder = Folder::open(dir)?;
-    let family = seeded::family(folder.config());
-    Ok(HybridModel::load(family, &folder, options, &mut |_, _| {})?.0)
 }
 
 /// What mlx makes of a stored matrix: in the type of the scales, rounded after the product and again after the sum.
@@ -118,23 +104,6 @@ fn every_packing_holds_the_numbers_that_mlx_unpacks() -> Result<()> {
     Ok(())
 }
 
-/// Greedy tokens after a prompt, one a call, and by how much each was ahead of the next.
-fn greedy(model: &dyn LanguageModel, prompt: &[u32], count: usize) -> Result<(Vec<u32>, Vec<f32>)> {
-    let mut caches = model.new_caches(&CacheOptions::default())?;
-    let (mut text, mut margins) = (Vec::new(), Vec::new());
-    let mut fed = prompt.to_vec();
-    for _ in 0..count {
-        let output = model.forward(&mut [Segment::new(&fed, &mut caches, Rows::Last)])?;
-        let row = floats(output.segments[0].logits()?)?;
-        let mut order: Vec<usize> = (0..row.len()).collect();
-        order.sort_by(|a, b| row[*b].total_cmp(&row[*a]));
-        margins.push(row[order[0]] - row[order[1]]);
-        text.push(order[0] as u32);
-        fed = vec![order[0] as u32];
-    }
-    Ok((text, margins))
-}
-
 /// mlx-lm computes in f32 here too, so that only the order of sums differs: 48 tokens are the same, and how far each is ahead is
 /// so too. Seen: 2e-5 of logits of about 10.
 fn writes_the_tokens_of_mlx_lm(dir: &Path) -> Result<()> {
@@ -193,59 +162,10 @@ fn rounded_activations_leave_most_choices_as_they_are() -> Result<()> {
 }
 
 #[test]
-fn a_conversion_keeps_the_law() -> Result<()> {
+fn a_conversion_keeps_the_law_and_drafts_taken_back_leave_nothing_behind() -> Result<()> {
     let text = text_ids(120)?;
     for options in [LoadOptions::default(), in_full()] {
-        let model = model(&golden("4bit"), &options)?;
-        let run = |pieces: &[usize], threads: usize| -> Result<_> {
-            Ok(Threads::new(threads)?.run(|| -> std::result::Result<_, String> {
-                let mut caches = model
-                    .new_caches(&CacheOptions::default())
-                    .map_err(|e| e.to_string())?;
-                let (mut bits, mut rest) = (Vec::new(), &text[..]);
-                for piece in pieces {
-                    let (now, later) = rest.split_at(*piece);
-                    bits.extend(feed(&model, &mut caches, now).map_err(|e| e.to_string())?);
-                    rest = later;
-                }
-                Ok((bits, caches))
-            })?)
-        };
-        let (alone, caches) = run(&[1; 120], 1)?;
-        let mut rng = Rng(8);
-        for round in 0..6 {
-            let pieces = rng.partition(text.len(), 40);
-            let (bits, others) = run(&pieces, 1 + round % 2)?;
-            assert!(bits == alone, "{pieces:?}");
-            assert_same(&format!("{pieces:?}"), &caches, &others)?;
-        }
-    }
-    Ok(())
-}
-
-#[test]
-fn drafts_taken_back_from_a_conversion_leave_nothing_behind() -> Result<()> {
-    let text = text_ids(160)?;
-    let model = model(&golden("4bit"), &LoadOptions::default())?;
-    let new = || model.new_caches(&CacheOptions::default());
-    let (mut plain, mut drafted, mut rng) = (new()?, new()?, Rng(9));
-    while plain.len() + 6 < text.len() {
-        let at = plain.len();
-        let (drafts, kept) = (1 + rng.below(6), rng.below(6));
-        let kept = 1 + kept.min(drafts - 1);
-        // What is not kept is not the text.
-        let mut fed = text[at..at + drafts].to_vec();
-        fed[kept..].iter_mut().for_each(|id| *id = (*id + 1) % 8000);
-        let checkpoint = drafted.checkpoint()?;
-        let bits = feed(&model, &mut drafted, &fed)?;
-        drafted.trim(drafts - kept)?;
-        drafted.commit(checkpoint);
-        let mut alone = Vec::new();
-        for id in &text[at..at + kept] {
-            alone.extend(feed(&model, &mut plain, &[*id])?);
-        }
-        assert!(bits[..alone.len()] == alone, "at {at}, {kept} of {drafts}");
-        assert_same(&format!("at {at}, {kept} of {drafts}"), &plain, &drafted)?;
+        keeps_the_law("4bit", &model(&golden("4bit"), &options)?, &text)?;
     }
     Ok(())
 }

@@ -10,13 +10,11 @@ mod packed;
 use std::path::Path;
 
 use common::checkpoint::{tensors, write, Tensors};
-use common::{assert_same, feed, seeded, Result, Rng};
+use common::law::{in_full, keeps_the_law, model};
+use common::{seeded, Result, Rng};
 use file::{File, Spec, Value};
 use packed::{packed, PACKINGS};
-use recant::core::{Cache, CacheOptions, LanguageModel};
-use recant::{ActivationPrecision, LoadOptions, Threads};
-use recant_layers::HybridModel;
-use recant_weights::Folder;
+use recant::LoadOptions;
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -28,59 +26,19 @@ fn random_ids(rng: &mut Rng, count: usize) -> Vec<u32> {
     (0..count).map(|_| rng.below(WIDTH as usize) as u32).collect()
 }
 
-fn load(path: &Path, activations: ActivationPrecision) -> Result<HybridModel> {
-    let folder = Folder::open(path)?;
-    let options = LoadOptions {
-        activations,
-        ..LoadOptions::default()
-    };
-    let family = seeded::family(folder.config());
-    Ok(HybridModel::load(family, &folder, &options, &mut |_, _| {})?.0)
-}
-
-/// Fails unless a checkpoint's logits and caches are the same bits however tokens are grouped, on whatever threads, and whatever
-/// was drafted and taken back between.
-fn keeps_the_law(what: &str, path: &Path) -> Result<()> {
+/// Fails unless a checkpoint keeps the law, with activations rounded and not.
+fn check(what: &str, path: &Path) -> Result<()> {
+    let ids = random_ids(&mut Rng(23), TOKENS);
     let mut seen = Vec::new();
-    for activations in [ActivationPrecision::Int8, ActivationPrecision::Full] {
-        let what = format!("{what}, {activations:?}");
-        let model = load(path, activations).map_err(|error| format!("{what}: {error}"))?;
-        let mut rng = Rng(23);
-        let ids = random_ids(&mut rng, TOKENS);
-        let mut plain = model.new_caches(&CacheOptions::default())?;
-        let mut rows = Vec::new();
-        for id in &ids {
-            rows.push(feed(&model, &mut plain, &[*id])?);
-        }
-        let expected = rows.concat();
-        let numbers = expected.iter().map(|bits| f32::from_bits(*bits));
+    for options in [LoadOptions::default(), in_full()] {
+        let what = format!("{what}, {:?}", options.activations);
+        let model = model(path, &options).map_err(|error| format!("{what}: {error}"))?;
+        let logits = keeps_the_law(&what, &model, &ids)?.concat();
+        let numbers = logits.iter().map(|bits| f32::from_bits(*bits));
         assert!(numbers.clone().all(f32::is_finite), "{what}");
         let (least, most) = numbers.fold((0.0_f32, 0.0_f32), |(a, b), x| (a.min(x), b.max(x)));
         assert!(most - least > 0.1, "{what}: logits of one size");
-
-        for round in 0..3 {
-            let mut caches = model.new_caches(&CacheOptions::default())?;
-            let (mut at, mut found) = (0, Vec::new());
-            // At first in one call.
-            let most = if round == 0 { TOKENS } else { 24 };
-            let pieces = if round == 0 {
-                vec![most]
-            } else {
-                rng.partition(TOKENS, most)
-            };
-            let threads = Threads::new(1 + round)?;
-            for piece in &pieces {
-                let fed = &ids[at..at + piece];
-                found.extend(
-                    threads.run(|| feed(&model, &mut caches, fed).map_err(|error| error.to_string()))?,
-                );
-                at += piece;
-            }
-            assert!(found == expected, "{what}: {pieces:?}");
-            assert_same(&format!("{what}: {pieces:?}"), &plain, &caches)?;
-        }
-        follows_a_random_schedule(&what, &model, &ids, &rows, &mut rng)?;
-        seen.push(expected);
+        seen.push(logits);
     }
     // What is not rounded is another model; there must be two of them, or a choice had no effect.
     let rounded = what.contains("F32") || what.contains("F16") || what.contains("mxfp8");
@@ -88,48 +46,11 @@ fn keeps_the_law(what: &str, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Rounds of up to four drafts, of which every number from none to all is kept as often.
-fn follows_a_random_schedule(
-    what: &str,
-    model: &HybridModel,
-    ids: &[u32],
-    rows: &[Vec<u32>],
-    rng: &mut Rng,
-) -> Result<()> {
-    const DRAFTS: usize = 4;
-    let (mut plain, mut caches) = (
-        model.new_caches(&CacheOptions::default())?,
-        model.new_caches(&CacheOptions::default())?,
-    );
-    let (mut at, mut deck) = (0, Vec::new());
-    while at + DRAFTS < ids.len() {
-        if deck.is_empty() {
-            deck.extend(0..=DRAFTS);
-        }
-        let kept = 1 + deck.swap_remove(rng.below(deck.len()));
-        // The pending token, drafts that are right, and others.
-        let mut fed = ids[at..at + kept].to_vec();
-        fed.extend(
-            ids[at + kept..=at + DRAFTS]
-                .iter()
-                .map(|id| (id + 1) % WIDTH as u32),
-        );
-        let checkpoint = caches.checkpoint()?;
-        let found = feed(model, &mut caches, &fed)?;
-        caches.trim(fed.len() - kept)?;
-        caches.commit(checkpoint);
-        let expected = rows[at..at + kept].concat();
-        assert!(found[..expected.len()] == expected, "{what}: {kept} kept at {at}");
-        feed(model, &mut plain, &ids[at..at + kept])?;
-        assert_same(&format!("{what}: {kept} kept at {at}"), &plain, &caches)?;
-        at += kept;
-    }
-    Ok(())
-}
-
-/// GGUF's types: name, number, elements and bytes of a block, where in it what is multiplied with numbers stands, and its size
+/// A type of GGUF: name, number, elements and bytes of a block, where in it what is multiplied with numbers stands, and its size
 /// that gives weights like those of a model.
-const KINDS: [(&str, u32, u64, usize, &[(usize, f32)]); 17] = [
+type Kind = (&'static str, u32, u64, usize, &'static [(usize, f32)]);
+
+const KINDS: [Kind; 17] = [
     ("F32", 0, 1, 4, &[]),
     ("F16", 1, 1, 2, &[]),
     ("BF16", 30, 1, 2, &[]),
@@ -156,7 +77,7 @@ fn f16(x: f32) -> [u8; 2] {
 }
 
 /// A random matrix of a type.
-fn matrix(name: &str, rows: u64, kind: (&str, u32, u64, usize, &[(usize, f32)]), rng: &mut Rng) -> Spec {
+fn matrix(name: &str, rows: u64, kind: Kind, rng: &mut Rng) -> Spec {
     let (of, number, block, bytes, scales) = kind;
     let mut data = Vec::new();
     for _ in 0..rows * WIDTH / block {
@@ -184,7 +105,7 @@ fn matrix(name: &str, rows: u64, kind: (&str, u32, u64, usize, &[(usize, f32)]),
 }
 
 /// A model of a linear layer, with two value heads a key head, and a full one, every matrix of one type.
-fn model_of(kind: (&str, u32, u64, usize, &[(usize, f32)])) -> File {
+fn model_of(kind: Kind) -> File {
     let mut file = File::model();
     for (key, value) in [
         ("block_count", 2),
@@ -269,7 +190,7 @@ fn every_gguf_type_keeps_the_law_and_follows_random_schedules() -> Result<()> {
         let dir = TempDir::new()?;
         let path = dir.path().join("model.gguf");
         std::fs::write(&path, model_of(kind).bytes())?;
-        keeps_the_law(kind.0, &path)?;
+        check(kind.0, &path)?;
     }
     Ok(())
 }
@@ -326,7 +247,7 @@ fn every_packing_of_mlx_keeps_the_law_and_follows_random_schedules() -> Result<(
         };
         let dir = TempDir::new()?;
         write(dir.path(), &config, &file)?;
-        keeps_the_law(&format!("{mode} of {bits} bits in groups of {group}"), dir.path())?;
+        check(&format!("{mode} of {bits} bits in groups of {group}"), dir.path())?;
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 
 pub mod checkpoint;
 pub mod counting;
+pub mod law;
 pub mod seeded;
 
 use std::collections::HashMap;
