@@ -230,6 +230,12 @@ fn c031_a_gguf_file_of_floats_is_saved_as_it_is_rounded_while_loading_and_its_no
         let (want, _) = HybridModel::load(family, &folder, &options, &mut |_, _| {})?;
         assert!(logits(&loaded(&to)?)? == logits(&want)?, "{name}");
         assert_eq!(Folder::open(&to)?.weights()?.norms(), Norms::OnePlus, "{name}");
+        // As every other checkpoint of the family, and mlx-lm, has them.
+        let written = Folder::open(&to)?;
+        let fused = written
+            .tensors()
+            .any(|tensor| tensor.name.contains("in_proj_qkvz"));
+        assert_eq!(fused, name.starts_with("next"), "{name}");
     }
     Ok(())
 }

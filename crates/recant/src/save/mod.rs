@@ -18,9 +18,11 @@
 //! The multi-token-prediction head comes to lie in `mtp.safetensors`, in the same form: the index names it, and mlx-lm, which
 //! has no use for it, reads `model*.safetensors` only. The vision tower is left out.
 //!
-//! A model in GGUF has no files beside it: its vocabulary becomes a `tokenizer.json`, its metadata the configurations.
+//! A model in GGUF has no files beside it: its vocabulary becomes a `tokenizer.json`, its metadata the configurations. The input
+//! projections of Qwen3-Next, which are apart there, are fused.
 
 mod beside;
+mod fused;
 mod plan;
 mod source;
 mod width;

@@ -7,6 +7,7 @@ use recant_core::candle::DType;
 use recant_layers::{Config, GroupFormat};
 use recant_weights::{Dtype, Folder, TensorInfo, Weights};
 
+use super::fused::{self, Pair};
 use super::width;
 use crate::{Error, Result};
 
@@ -222,6 +223,10 @@ impl<'a> Planner<'a> {
     fn units(&self, units: &mut Vec<Unit<'a>>) -> Result<()> {
         let mut stacked = Vec::new();
         for (name, tensor) in &self.named {
+            if let Some(fused) = self.fused(name)? {
+                units.extend(fused);
+                continue;
+            }
             match name.split_once(".experts.") {
                 // A mixture's names follow one another.
                 Some((mixture, _)) if stacked.last() == Some(&mixture) => {}
@@ -233,6 +238,41 @@ impl<'a> Planner<'a> {
             }
         }
         Ok(())
+    }
+
+    /// What is written for one of two matrices that are to be fused: both, for the first, and nothing for the second.
+    fn fused(&self, name: &str) -> Result<Option<Option<Unit<'a>>>> {
+        if !self.folder.is_gguf() || self.folder.config()["model_type"] != "qwen3_next" {
+            return Ok(None);
+        }
+        for Pair { parts, whole, rows } in fused::pairs(self.config) {
+            if name.ends_with(parts[1]) {
+                return Ok(Some(None));
+            }
+            let Some(prefix) = name.strip_suffix(parts[0]) else {
+                continue;
+            };
+            let mut found = Vec::new();
+            for part in parts {
+                let name = format!("{prefix}{part}");
+                let tensor = self.named.get(&name).copied();
+                let tensor = tensor.ok_or_else(|| self.refuse(&format!("there is no {name}")))?;
+                let shape = self.shape(&name, tensor);
+                found.push((name, tensor, shape));
+            }
+            let pieces = rows.into_iter().map(|(which, rows)| {
+                let (name, tensor, shape) = &found[which];
+                self.whole(name, tensor, shape, None, rows, false)
+            });
+            let pieces: Vec<Piece<'a>> = pieces.collect();
+            let mut shape = found[0].2.clone();
+            shape[0] += found[1].2[0];
+            let rounded = !GATES.iter().any(|gate| gate.ends_with(whole));
+            let (first, tensor, _) = &found[0];
+            let name = self.before(first, tensor) + prefix + whole;
+            return Ok(Some(Some(self.unit(name, shape, rounded, pieces)?)));
+        }
+        Ok(None)
     }
 
     /// A tensor on its own.
