@@ -74,6 +74,8 @@
 //! Weight files are mapped, not read, and stay mapped while the [`Folder`] lives. **A weight file must not be changed
 //! or cut short while a folder is open**: tensors taken later would hold the changed bytes, and reading past the new
 //! end of a file kills the process. Replacing a file by renaming another over it is safe.
+//!
+//! Pages of a tensor that was taken are let go at once, so that they do not stand as memory of the process.
 #![deny(unsafe_code)]
 
 mod describe;
