@@ -23,7 +23,7 @@ use tempfile::TempDir;
 const TOLERANCE: f32 = 1e-5;
 
 /// Most that the rounding of weights to a type does to the logits of the demo target on a text: the largest absolute difference
-/// over the largest magnitude, half as much again as was measured (in the order below 5.5e-7, 0.0064, 0.019, 0.038, 0.038, 0.038,
+/// over the largest magnitude, half as much again as was measured (in the order below 5.9e-7, 0.0064, 0.019, 0.038, 0.038, 0.038,
 /// 0.052, 0.061, 0.067, 0.069, 0.074, 0.083, 0.10, 0.22). It is a property of the type and the model; that files are read without loss
 /// is tested on blocks, in crates/weights.
 const TYPES: [(&str, f32); 14] = [
@@ -114,6 +114,14 @@ fn fused_projections_of_earlier_converters_are_the_same_model() -> Result<()> {
     let ids = random_ids(40, 256);
     let of = |name: &str| -> Result<_> { bits(&logits(&**exact(&golden(name))?.model(), &ids)?) };
     assert!(of("next-r2-old.f16.gguf")? == of("next-r2.f16.gguf")?);
+    Ok(())
+}
+
+#[test]
+fn experts_that_the_converter_fused_are_the_same_model() -> Result<()> {
+    let ids = random_ids(40, 256);
+    let of = |name: &str| -> Result<_> { bits(&logits(&**exact(&golden(name))?.model(), &ids)?) };
+    assert!(of("moe-r3-fused.q8_0.gguf")? == of("moe-r3.q8_0.gguf")?);
     Ok(())
 }
 

@@ -170,6 +170,8 @@ def write_tiny(llama, name, kinds, *args, **more):
         tiny_tokenizer(folder)
         for kind in kinds:
             convert(llama, folder, GOLDEN / f"{name}.{kind}.gguf", kind, pre="qwen35")
+        if name.startswith("moe"):
+            convert(llama, folder, GOLDEN / f"{name}-fused.q8_0.gguf", "q8_0", "--fuse-gate-up-exps", pre="qwen35")
         fused = {k: v for k, v in state.items() if k.endswith("in_proj_qkvz.weight")}
         if fused:
             as_before(GOLDEN / f"{name}.f16.gguf", GOLDEN / f"{name}-old.f16.gguf", fused)

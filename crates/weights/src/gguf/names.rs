@@ -221,6 +221,31 @@ mod tests {
     }
 
     #[test]
+    fn experts_whose_gates_and_inputs_are_one_tensor_are_stacked_as_on_the_hub() {
+        let apart = sort(
+            &["blk.0.ffn_gate_exps.weight", "blk.0.ffn_down_exps.weight"],
+            1,
+            1,
+        )
+        .model;
+        assert!(apart.contains_key("layers.0.mlp.switch_mlp.down_proj.weight"));
+        let fused = sort(
+            &["blk.0.ffn_gate_up_exps.weight", "blk.0.ffn_down_exps.weight"],
+            1,
+            1,
+        )
+        .model;
+        assert_eq!(
+            fused["layers.0.mlp.experts.gate_up_proj"],
+            "blk.0.ffn_gate_up_exps.weight"
+        );
+        assert_eq!(
+            fused["layers.0.mlp.experts.down_proj"],
+            "blk.0.ffn_down_exps.weight"
+        );
+    }
+
+    #[test]
     fn a_fused_pair_is_two_tensors_unless_the_other_projections_are_fused_too() {
         let apart = sort(&["blk.0.ssm_ba.weight"], 1, 1).model;
         assert_eq!(
