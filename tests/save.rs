@@ -281,6 +281,18 @@ fn the_demo_target_keeps_its_head_tokenizer_and_template() -> Result<()> {
 }
 
 #[test]
+fn c044_a_head_alone_is_refused_as_what_it_is() -> Result<()> {
+    let mut config = seeded::dense(|_| {});
+    config["model_type"] = json!("qwen3_5_mtp");
+    let norm = Tensor::zeros(64, DType::BF16, &recant::candle::Device::Cpu)?;
+    let tensors = Tensors::from([("norm.weight".to_owned(), norm)]);
+    let (_dir, from, to) = source(&config, &tensors)?;
+    let error = refusal(&from, &to, format(8, 32, DType::BF16))?;
+    assert!(error.contains("head alone"), "{error}");
+    Ok(())
+}
+
+#[test]
 fn what_cannot_be_saved_is_refused_and_leaves_nothing_behind() -> Result<()> {
     let config = seeded::moe(|_| {});
     let tensors = prefixed(&apart(&published(&config)?)?, HUB, "");
