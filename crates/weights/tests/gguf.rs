@@ -543,7 +543,10 @@ fn vocabularies_of_other_kinds_and_broken_ones_are_refused_by_their_key() {
 
 /// The model in three parts: metadata alone, and two with tensors.
 fn in_parts(dir: &Dir) -> [PathBuf; 3] {
-    let whole = File::model();
+    in_parts_of(dir, &File::model())
+}
+
+fn in_parts_of(dir: &Dir, whole: &File) -> [PathBuf; 3] {
     let mut parts = [(); 3].map(|()| File::default());
     parts[0].metadata.clone_from(&whole.metadata);
     for (number, part) in parts.iter_mut().enumerate() {
@@ -598,6 +601,19 @@ fn parts_that_are_missing_or_of_another_model_are_refused_by_name() {
     says(&Folder::open(path).map(|_| ()), &["part 4 of 3"]);
     let path = lone.write("x-00001-of-99999.gguf", b"");
     says(&Folder::open(path).map(|_| ()), &["part 1 of 99999"]);
+}
+
+#[test]
+fn a_tensor_in_two_parts_is_refused_by_name() {
+    let mut whole = File::model();
+    let twice = whole.tensors[0].clone();
+    whole.tensors.push(twice);
+    let dir = Dir::new();
+    let path = in_parts_of(&dir, &whole)[0].clone();
+    says(
+        &Folder::open(path).map(|_| ()),
+        &["token_embd.weight", "another part of the model holds it too"],
+    );
 }
 
 #[test]
