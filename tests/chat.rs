@@ -381,6 +381,13 @@ fn templates_that_cannot_be_used_are_refused_with_file_and_place() -> Result<()>
         .ok_or("was taken")?
         .to_string();
     assert!(error.contains("cannot be read"), "{error}");
+    // A file of any length, of which no more is read than any template has.
+    std::fs::File::create(dir.path().join("chat_template.jinja"))?.set_len(1 << 40)?;
+    let error = ChatTemplate::load(dir.path())
+        .err()
+        .ok_or("was taken")?
+        .to_string();
+    assert!(error.contains("longer than 16777216 bytes"), "{error}");
     Ok(())
 }
 

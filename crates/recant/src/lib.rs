@@ -30,6 +30,7 @@ mod heads;
 #[cfg(feature = "hub")]
 mod hub;
 mod inspect;
+mod limited;
 mod loaded;
 mod recommended;
 mod save;

@@ -1,13 +1,15 @@
 //! Where a checkpoint keeps its template.
 
-use std::fs;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
 use super::DEFAULT;
-use crate::{Error, Result};
+use crate::{limited, Error, Result};
+
+/// Bytes of the longest file that is read: those that models have are a thousand times shorter.
+const MOST: u64 = 16 << 20;
 
 /// Tokens that templates know by these names.
 const TOKENS: [&str; 7] = [
@@ -111,7 +113,9 @@ fn read_json(path: &Path) -> Result<Option<Value>> {
 }
 
 fn read(path: &Path) -> Result<Option<String>> {
-    match fs::read_to_string(path) {
+    let text = limited::read(path, MOST)
+        .and_then(|bytes| String::from_utf8(bytes).map_err(|e| io::Error::new(ErrorKind::InvalidData, e)));
+    match text {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(wrong(path, format!("cannot be read: {error}"))),

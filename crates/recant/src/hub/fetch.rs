@@ -12,6 +12,7 @@ use serde_json::Value;
 use super::download::{download, Broken};
 use super::id::RepoId;
 use super::{Hub, HubError};
+use crate::limited;
 
 const CONFIG: &str = "config.json";
 const INDEX: &str = "model.safetensors.index.json";
@@ -25,6 +26,8 @@ const BESIDE: [&str; 6] = [
     "chat_template.jinja",
     "chat_template.json",
 ];
+/// Bytes of the longest index that is read, as the loader has it.
+const LONGEST_INDEX: u64 = 100_000_000;
 /// How often a file that does not arrive whole is asked for.
 const ATTEMPTS: u64 = 4;
 /// Names of files shown in a message before the rest is only counted.
@@ -336,7 +339,7 @@ fn cached(hub: &Hub, id: &RepoId) -> Result<PathBuf, String> {
 
 /// The files that a folder's index names: plain names all, as the loader wants them.
 fn shards(folder: &Path) -> Result<BTreeSet<String>, String> {
-    let text = std::fs::read(folder.join(INDEX)).map_err(|error| error.to_string())?;
+    let text = limited::read(&folder.join(INDEX), LONGEST_INDEX).map_err(|error| error.to_string())?;
     let index: Value = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
     let map = index["weight_map"]
         .as_object()

@@ -9,7 +9,10 @@ use std::path::{Path, PathBuf};
 use recant_weights::Folder;
 use tokenizers::Tokenizer;
 
-use crate::{Error, Result};
+use crate::{limited, Error, Result};
+
+/// Bytes of the longest `tokenizer.json` that is read: that of Qwen3 has 11 million.
+const MOST: u64 = 256 << 20;
 
 pub(crate) use plain::Part;
 pub(crate) use stream::TextStream;
@@ -118,7 +121,7 @@ fn unreadable(path: &Path, reason: &tokenizers::Error) -> Error {
 }
 
 fn read(path: &Path) -> tokenizers::Result<Tokenizer> {
-    let mut tokenizer = Tokenizer::from_file(path)?;
+    let mut tokenizer = Tokenizer::from_bytes(limited::read(path, MOST)?)?;
     tokenizer.with_truncation(None)?;
     tokenizer.with_padding(None);
     Ok(tokenizer)
@@ -145,5 +148,14 @@ mod tests {
             .err()
             .map(|e| e.to_string());
         assert!(error.is_some_and(|e| e.contains("Cargo.toml") && e.contains("cannot be read")));
+    }
+
+    #[test]
+    fn of_a_file_of_any_length_no_more_is_read_than_a_tokenizer_has() -> std::io::Result<()> {
+        let file = tempfile::NamedTempFile::new()?;
+        file.as_file().set_len(1 << 40)?;
+        let error = Text::load(file.path()).err().map(|e| e.to_string());
+        assert!(error.is_some_and(|e| e.contains("longer than 268435456 bytes")));
+        Ok(())
     }
 }
