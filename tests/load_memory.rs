@@ -398,7 +398,7 @@ fn blocks_of_a_gguf_file_are_not_there_twice() -> Result<()> {
     let (peak, _) = measure("GGUF Q8_0", &path)?;
     assert!(peak < MOST, "{peak}");
     write_gguf(&path, 1024, 12, 256, 144, &[0, 2])?;
-    let (peak, held) = measure("GGUF Q4_K", &path)?;
-    assert!(peak < MOST * held, "{peak}");
+    let (peak, _) = measure("GGUF Q4_K", &path)?;
+    assert!(peak < MOST, "{peak}");
     Ok(())
 }

@@ -28,6 +28,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+// What tests share names the crate as tests do.
+#[cfg(test)]
+extern crate self as recant_kernels;
+
 mod attention;
 #[cfg(test)]
 #[path = "../tests/common/mod.rs"]
@@ -35,6 +39,9 @@ mod common;
 mod composed;
 mod error;
 mod gated_delta;
+#[cfg(test)]
+#[path = "../tests/common/kinds.rs"]
+mod kinds;
 mod limits;
 mod linear;
 mod mlp;
@@ -51,7 +58,7 @@ pub use attention::{attention, attention_inputs, AttentionInputs, AttentionSegme
 pub use error::{Error, Result};
 pub use gated_delta::{DeltaAdvance, DeltaOutput, DeltaSegment, GatedDelta, GatedDeltaShape};
 pub use limits::{limits, Limits, Reader};
-pub use linear::{ActivationPrecision, Coding, GroupFormat, GroupWeights, Linear, Weight};
+pub use linear::{ActivationPrecision, Coding, GroupFormat, GroupScales, GroupWeights, Linear, Weight};
 pub use mlp::Mlp;
 pub use moe::{add_gated, route, MoeShape, Routes, SparseExperts};
 pub use rotary::{Rotary, RotaryTable};

@@ -5,6 +5,7 @@ use half::{bf16, f16};
 use recant_core::{KvBlock, KvView, RecordSlice, RecurrentStep};
 
 use crate::common::{same, Numbers};
+use crate::kinds::{self, whole};
 use crate::simd::{self, forced, Isa, Kernel, Simd, LANES};
 use crate::*;
 
@@ -125,7 +126,8 @@ fn coded_linear_has_the_portable_bits() {
             let quants = Tensor::from_vec(quants, shape, &Device::Cpu).expect("bytes");
             let [steps, biases] = [(); 2].map(|()| numbers.typed(&[out, width / group], scales));
             let biases = affine.then_some(biases);
-            let weights = GroupWeights::new(coding, group, quants, steps, biases).expect("groups");
+            let weights =
+                GroupWeights::new(coding, group, quants, steps, biases.map(Into::into)).expect("groups");
             for activations in [ActivationPrecision::Int8, ActivationPrecision::Full] {
                 let weights = weights.clone().with_activations(activations);
                 let linear = Linear::new(Backend::Cpu, [weights], None).expect("a layer");
@@ -134,6 +136,40 @@ fn coded_linear_has_the_portable_bits() {
                     let what =
                         format!("{rows} rows by {out} x {width} {coding:?} of {group} {activations:?}");
                     same_on_all(&what, || vec![linear.forward(&x).expect("rows")]);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn scales_of_two_levels_have_the_bits_of_their_products() {
+    let mut numbers = Numbers(14);
+    for (coding, levels, biased) in [
+        (whole(4, 0), [32, 8], true),
+        (whole(8, 0), [32, 8], true),
+        (whole(8, 32), [16, 16], false),
+        (whole(4, 4), [16, 2], false),
+        (kinds::IQ4, [32, 1], false),
+        (Coding::E4m3, [64, 4], true),
+    ] {
+        // Of three outputs too, and with an odd number of runs.
+        for (out, width) in [(3, 256), (33, 768), (70, 1024)] {
+            let weights = kinds::in_two_levels([out, width], coding, levels, biased);
+            for activations in [ActivationPrecision::Int8, ActivationPrecision::Full] {
+                let [two, one] = weights.clone().map(|weights| {
+                    let weights = weights.with_activations(activations);
+                    Linear::new(Backend::Cpu, [weights], None).expect("a layer")
+                });
+                for rows in [1, 2, 3, 4, 5, 6, 7, 8, 12, 17, 50] {
+                    let x = numbers.tensor(&[rows, width]);
+                    for &isa in simd::available() {
+                        let [two, one] = [&two, &one]
+                            .map(|linear| forced::with(isa, || linear.forward(&x)).expect("rows"));
+                        let what =
+                            format!("{rows} rows by {out} x {width} {coding:?} {levels:?} {activations:?}");
+                        same(&two, &one, &format!("{what}, {isa:?}"));
+                    }
                 }
             }
         }

@@ -6,9 +6,9 @@ mod kinds;
 
 use candle_core::{DType, Device, Tensor};
 use common::{distance, Numbers};
-use kinds::{coded, e4m3, every_kind, numbers_of, whole, E2M1, IQ4};
+use kinds::{coded, e4m3, every_kind, in_two_levels, numbers_of, whole, E2M1, IQ4};
 use recant_kernels::{
-    ActivationPrecision, Backend, Coding, Error, GroupFormat, GroupWeights, Linear, Weight,
+    ActivationPrecision, Backend, Coding, Error, GroupFormat, GroupScales, GroupWeights, Linear, Weight,
 };
 
 /// Largest distance of two tensors over the largest magnitude of the second.
@@ -74,8 +74,14 @@ fn a_stored_zero_a_scale_and_a_bias_mean_what_they_say() {
     let mut quants = vec![0x21_u8; 32];
     quants[16..].fill(0xf0);
     let quants = Tensor::from_vec(quants, (2, 16), &Device::Cpu).expect("quants");
-    let with =
-        GroupWeights::new(whole(4, 0), 32, quants.clone(), scales.clone(), Some(biases)).expect("groups");
+    let with = GroupWeights::new(
+        whole(4, 0),
+        32,
+        quants.clone(),
+        scales.clone(),
+        Some(biases.into()),
+    )
+    .expect("groups");
     let rows = with
         .dequantize()
         .and_then(|x| Ok(x.to_vec2::<f32>()?))
@@ -138,6 +144,75 @@ fn codes_are_held_in_their_own_bits() {
     }
 }
 
+#[test]
+fn scales_of_two_levels_are_those_of_their_products() {
+    for (coding, levels, biased) in [
+        (whole(4, 0), [32, 8], true),
+        (whole(8, 32), [16, 2], false),
+        (IQ4, [32, 1], false),
+    ] {
+        let [two, one] = in_two_levels([70, 768], coding, levels, biased);
+        let rows = |x: Tensor| x.to_vec2::<f32>().expect("rows");
+        let expected = rows(one.dequantize().expect("f32"));
+        assert!(rows(two.dequantize().expect("f32")) == expected, "{coding:?}");
+        let linear = Linear::new(Backend::Cpu, [two], None).expect("a layer");
+        let all: Vec<u32> = (0..70).collect();
+        assert!(rows(linear.gather(&all).expect("rows")) == expected, "{coding:?}");
+        let picked = [69, 3, 3, 40];
+        let some = linear.select(&picked).expect("a layer");
+        let some = rows(some.gather(&[0, 1, 2, 3]).expect("rows"));
+        for (found, row) in some.iter().zip(picked) {
+            assert!(*found == expected[row as usize], "{coding:?}, row {row}");
+        }
+    }
+}
+
+#[test]
+fn scales_of_two_levels_are_held_in_bytes() {
+    let [q4_k, _] = in_two_levels([64, 512], whole(4, 0), [32, 8], true);
+    let linear = Linear::new(Backend::Cpu, [q4_k], None).expect("a layer");
+    assert_eq!(linear.bytes(), 64 * (256 + 2 * (16 + 2 * 2)));
+}
+
+#[test]
+fn levels_that_do_not_fit_are_refused_by_name() {
+    let floats = |out, groups| Tensor::zeros((out, groups), DType::F32, &Device::Cpu).expect("zeros");
+    let typed = |x: Tensor, dtype| x.to_dtype(dtype).expect("a type");
+    let numbers = || typed(floats(3, 6), DType::U8);
+    let factors = |out, runs| typed(floats(out, runs), DType::F16);
+    let two = |numbers, factors| GroupScales::TwoLevel { numbers, factors };
+    let new = |scales: GroupScales, biases: Option<GroupScales>| {
+        let quants = typed(floats(3, 192), DType::U8);
+        GroupWeights::new(whole(8, 0), 32, quants, scales, biases)
+            .map(|_| ())
+            .map_err(|e| e.to_string())
+    };
+    let fit = two(numbers(), factors(3, 3));
+    assert_eq!(new(fit.clone(), Some(two(numbers(), factors(3, 6)))), Ok(()));
+    for (scales, biases, said) in [
+        (two(floats(3, 6), factors(3, 3)), None, "`scales`"),
+        (two(numbers(), floats(3, 3)), None, "`factors`"),
+        // Runs of six groups, and of one and a half.
+        (two(numbers(), factors(3, 1)), None, "`factors`"),
+        (two(numbers(), factors(3, 4)), None, "`factors`"),
+        (two(numbers(), factors(3, 0)), None, "`factors`"),
+        (two(numbers(), factors(2, 3)), None, "`factors`"),
+        (fit.clone(), Some(floats(3, 6).into()), "`biases`"),
+        (floats(3, 6).into(), Some(fit.clone()), "`biases`"),
+        (fit.clone(), Some(two(numbers(), factors(3, 1))), "`factors`"),
+        (
+            fit.clone(),
+            Some(two(typed(floats(3, 5), DType::U8), factors(3, 3))),
+            "`biases`",
+        ),
+    ] {
+        let found = new(scales, biases).expect_err(said);
+        assert!(found.contains(said), "{found}");
+    }
+    let plain = GroupScales::from(factors(3, 6));
+    assert!(plain.plain().is_some() && fit.plain().is_none());
+}
+
 /// Of the largest and the smallest scales there is no product of a scale and a power of two that a kernel needs by itself.
 #[test]
 fn e4m3_of_any_scale_has_the_products_of_its_weights() {
@@ -161,10 +236,16 @@ fn e4m3_of_any_scale_has_the_products_of_its_weights() {
 fn groups_that_do_not_fit_are_refused_by_name() {
     let numbers = |out, features| Tensor::zeros((out, features), DType::F32, &Device::Cpu).expect("zeros");
     let bytes = |out, features| Tensor::zeros((out, features), DType::U8, &Device::Cpu).expect("zeros");
-    let new = |bits, group, zero, quants, scales, biases| {
-        GroupWeights::new(whole(bits, zero), group, quants, scales, biases)
-            .map(|_| ())
-            .map_err(|e| e.to_string())
+    let new = |bits, group, zero, quants, scales: Tensor, biases: Option<Tensor>| {
+        GroupWeights::new(
+            whole(bits, zero),
+            group,
+            quants,
+            scales,
+            biases.map(GroupScales::Plain),
+        )
+        .map(|_| ())
+        .map_err(|e| e.to_string())
     };
     let new_coded = |coding, width| {
         GroupWeights::new(coding, 32, bytes(3, width), numbers(3, 2), None)

@@ -32,7 +32,9 @@ pub use family::Family;
 pub use model::HybridModel;
 pub use moe::SparseMoe;
 pub use norm::RmsNorm;
-pub use recant_kernels::{ActivationPrecision, Backend, Coding, GroupFormat, GroupWeights, Mlp, Weight};
+pub use recant_kernels::{
+    ActivationPrecision, Backend, Coding, GroupFormat, GroupScales, GroupWeights, Mlp, Weight,
+};
 
 use recant_core::{Cache, CacheStack, Segment};
 

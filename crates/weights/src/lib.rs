@@ -58,14 +58,17 @@
 //! | Q8_0 | 8-bit groups of 32, f16 scales | 1.06 | 1.06 |
 //! | Q4_0, Q4_1 | 4-bit groups of 32, f16 scales | 0.56, 0.63 | 0.56, 0.63 |
 //! | Q5_0, Q5_1 | 8-bit groups of 32, f16 scales | 0.69, 0.75 | 1.06, 1.13 |
-//! | Q4_K | 4-bit groups of 32, f32 scales and biases | 0.56 | 0.75 |
-//! | Q5_K | 8-bit groups of 32, f32 scales and biases | 0.69 | 1.25 |
-//! | Q6_K | 8-bit groups of 16, f32 scales | 0.82 | 1.25 |
-//! | Q3_K | 4-bit groups of 16, f32 scales | 0.43 | 0.75 |
-//! | Q2_K | 4-bit groups of 16, f32 scales and biases | 0.33 | 1 |
+//! | Q4_K | 4-bit groups of 32, scales and biases of two levels | 0.56 | 0.58 |
+//! | Q5_K | 8-bit groups of 32, scales and biases of two levels | 0.69 | 1.08 |
+//! | Q6_K | 8-bit groups of 16, scales of two levels | 0.82 | 1.07 |
+//! | Q3_K | 4-bit groups of 16, scales of two levels | 0.43 | 0.57 |
+//! | Q2_K | 4-bit groups of 16, scales and biases of two levels | 0.33 | 0.64 |
 //! | IQ4_NL | 4-bit codes with a table in groups of 32, f16 scales | 0.56 | 0.56 |
-//! | IQ4_XS | 4-bit codes with a table in groups of 32, f32 scales | 0.53 | 0.63 |
+//! | IQ4_XS | 4-bit codes with a table in groups of 32, scales of two levels | 0.53 | 0.54 |
 //! | MXFP4 | 4-bit codes with a table in groups of 32, bf16 scales | 0.53 | 0.56 |
+//!
+//! Scales of two levels are whole numbers in bytes and a factor in f16 that a block shares, or of a block that lies across heads
+//! whose order is changed, the columns of a head.
 //!
 //! Other types are refused by name before any tensor is read.
 //!
@@ -102,5 +105,5 @@ pub use folder::{Dtype, Folder, TensorInfo};
 pub use gguf::{Cutting, TokenKind, Vocabulary};
 pub use place::Part;
 pub use source::{Norms, Source};
-pub use stored::{Coding, Stored, StoredGroups};
+pub use stored::{Coding, Factors, Stored, StoredGroups};
 pub use weights::{Inventory, Weights};

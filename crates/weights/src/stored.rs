@@ -53,9 +53,21 @@ pub struct StoredGroups {
     pub group: usize,
     /// `[out, in * bits / 8]`, u8: a row is one little-endian stream of bits, so of 4 bits the low half of a byte comes first.
     pub quants: Tensor,
-    /// `[out, in / group]`, f32, f16 or bf16.
+    /// `[out, in / group]`, f32, f16 or bf16; with [`factors`](Self::factors) u8, whole numbers from -128 to 127 plus 128.
     pub scales: Tensor,
     /// `[out, in / group]`, of the type of the scales. None: zeros.
+    pub biases: Option<Tensor>,
+    /// What scales and biases are multiplied with, if they come in two levels, as those of k-quants do.
+    pub factors: Option<Factors>,
+}
+
+/// Numbers that whole numbers are multiplied with to be scales and biases: `[out, in / run]`, f16, where a run has 1, 2, 4, 8 or
+/// another power of two of groups. Products are exact in f32.
+#[derive(Debug, Clone)]
+pub struct Factors {
+    /// Of scales.
+    pub scales: Tensor,
+    /// Of biases, where there are any.
     pub biases: Option<Tensor>,
 }
 
@@ -74,7 +86,14 @@ impl Stored {
             Self::Groups(groups) => Self::Groups(StoredGroups {
                 quants: f(&groups.quants)?,
                 scales: f(&groups.scales)?,
-                biases: groups.biases.as_ref().map(f).transpose()?,
+                biases: groups.biases.as_ref().map(&mut f).transpose()?,
+                factors: match &groups.factors {
+                    Some(factors) => Some(Factors {
+                        scales: f(&factors.scales)?,
+                        biases: factors.biases.as_ref().map(&mut f).transpose()?,
+                    }),
+                    None => None,
+                },
                 ..*groups
             }),
         })

@@ -1,13 +1,13 @@
 //! Weights of 8 and 4 bits as checkpoints store them.
 
 use candle_core::{DType, Device, Tensor};
-use half::slice::HalfFloatSliceExt;
-use half::{bf16, f16};
+use half::f16;
 
 use crate::tensors::{Held, Op};
 use crate::Result;
 
 use super::rows::CHUNK;
+use super::steps::{GroupScales, HeldSteps, Steps};
 
 pub(super) const OP: Op = Op("group weights");
 
@@ -84,7 +84,8 @@ fn e4m3(q: u8) -> f32 {
 /// number what [`Coding`] says.
 ///
 /// It holds without loss what MLX calls affine of 8 and 4 bits (`zero` 0, with biases), and GGUF's Q8_0 (`zero` 128, its signed
-/// bytes plus 128), Q4_0 (`zero` 8) and Q4_1 (`zero` 0, its minima as biases), once the order of the bits is the one below; with a
+/// bytes plus 128), Q4_0 (`zero` 8), Q4_1 (`zero` 0, its minima as biases) and k-quants (scales and biases of
+/// [two levels](GroupScales::TwoLevel)), once the order of the bits is the one below; with a
 /// table GGUF's IQ4_NL and IQ4_XS, and mxfp4 and nvfp4, whose e2m1 doubled are whole numbers; and FP8, by row or in blocks, whose
 /// scales are given for each row.
 #[derive(Debug, Clone)]
@@ -92,45 +93,9 @@ pub struct GroupWeights {
     pub(super) coding: Coding,
     pub(super) group: usize,
     pub(super) quants: Tensor,
-    pub(super) scales: Tensor,
-    pub(super) biases: Option<Tensor>,
+    pub(super) scales: GroupScales,
+    pub(super) biases: Option<GroupScales>,
     pub(super) activations: ActivationPrecision,
-}
-
-/// Numbers of one of the types that scales come in.
-#[derive(Clone, Copy)]
-pub(super) enum Numbers<'a> {
-    F32(&'a [f32]),
-    F16(&'a [f16]),
-    Bf16(&'a [bf16]),
-}
-
-impl<'a> Numbers<'a> {
-    pub(super) fn of(held: &'a Held<'_>, dtype: DType) -> Result<Self> {
-        Ok(match dtype {
-            DType::F16 => Self::F16(held.slice()?),
-            DType::BF16 => Self::Bf16(held.slice()?),
-            _ => Self::F32(held.slice()?),
-        })
-    }
-
-    /// The numbers from `first` on, as many as `to` takes.
-    pub(super) fn widen(self, first: usize, to: &mut [f32]) {
-        let range = first..first + to.len();
-        match self {
-            Self::F32(x) => to.copy_from_slice(&x[range]),
-            Self::F16(x) => x[range].convert_to_f32_slice(to),
-            Self::Bf16(x) => x[range].convert_to_f32_slice(to),
-        }
-    }
-
-    pub(super) fn len(self) -> usize {
-        match self {
-            Self::F32(x) => x.len(),
-            Self::F16(x) => x.len(),
-            Self::Bf16(x) => x.len(),
-        }
-    }
 }
 
 /// The elements of [`GroupWeights`].
@@ -138,8 +103,8 @@ pub(super) struct Groups<'a> {
     pub(super) in_features: usize,
     pub(super) group: usize,
     pub(super) quants: &'a [u8],
-    pub(super) scales: Numbers<'a>,
-    pub(super) biases: Option<Numbers<'a>>,
+    pub(super) scales: Steps<'a>,
+    pub(super) biases: Option<Steps<'a>>,
 }
 
 impl GroupWeights {
@@ -147,7 +112,8 @@ impl GroupWeights {
     ///
     /// # Shapes
     /// `quants`: `[out, in * bits / 8]`, u8: a row is one little-endian stream of bits, so of 4 bits the low half of a byte
-    /// comes first. `scales` and `biases`: `[out, in / group]`, f32, f16 or bf16, both of one type. A group may be a whole row.
+    /// comes first. `scales` and `biases`: a number for each row and group, as [`GroupScales`] says, both of one type and in as many
+    /// levels. A group may be a whole row.
     ///
     /// # Errors
     /// Bits other than 4 and 8, a group that is no multiple of 16, input features that are no multiple of 32 or of the group, a zero that is no
@@ -156,9 +122,10 @@ impl GroupWeights {
         coding: Coding,
         group: usize,
         quants: Tensor,
-        scales: Tensor,
-        biases: Option<Tensor>,
+        scales: impl Into<GroupScales>,
+        biases: Option<GroupScales>,
     ) -> Result<Self> {
+        let scales = scales.into();
         let bits = coding.bits();
         check(bits, group)?;
         if let Coding::Whole {
@@ -168,14 +135,12 @@ impl GroupWeights {
         {
             return Err(OP.value(format!("a zero of {zero}, which is no number of 4 bits")));
         }
-        let [out, groups] = *scales.dims() else {
-            return Err(OP.shape_error("scales", &scales, "[out, in / group]".to_owned()));
+        let numbers = scales.numbers();
+        let (out, groups) = match *numbers.dims() {
+            [out, groups] if groups > 0 => (out, groups),
+            _ => return Err(OP.shape_error("scales", numbers, "[out, in / group] with in > 0".to_owned())),
         };
-        if groups == 0 {
-            return Err(OP.shape_error("scales", &scales, "[out, in / group] with in > 0".to_owned()));
-        }
-        OP.float("scales", &scales)?;
-        OP.readable("scales", &scales)?;
+        scales.check("scales", [out, groups])?;
         let features = groups
             .checked_mul(group)
             .filter(|features| features.checked_mul(bits).is_some())
@@ -190,9 +155,8 @@ impl GroupWeights {
         OP.dtype("quants", &quants, DType::U8)?;
         OP.readable("quants", &quants)?;
         if let Some(biases) = &biases {
-            OP.shape("biases", biases, &[out, groups])?;
-            OP.dtype("biases", biases, scales.dtype())?;
-            OP.readable("biases", biases)?;
+            OP.dtype("biases", biases.numbers(), numbers.dtype())?;
+            biases.check("biases", [out, groups])?;
         }
         let new = Self {
             coding,
@@ -220,10 +184,8 @@ impl GroupWeights {
     pub fn dequantize(&self) -> Result<Tensor> {
         let (out, features) = (self.out_features(), self.in_features());
         let quants = self.quants.flatten_all()?.to_vec1::<u8>()?;
-        let numbers =
-            |x: &Tensor| -> Result<Vec<f32>> { Ok(x.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?) };
-        let scales = numbers(&self.scales)?;
-        let biases = self.biases.as_ref().map(numbers).transpose()?;
+        let scales = self.scales.widen()?;
+        let biases = self.biases.as_ref().map(GroupScales::widen).transpose()?;
         let bits = self.coding.bits();
         let mask = ((1_u16 << bits) - 1) as u8;
         let weight = |i: usize| {
@@ -240,12 +202,12 @@ impl GroupWeights {
 
     /// Rows of the matrix.
     pub fn out_features(&self) -> usize {
-        self.scales.dims()[0]
+        self.scales.numbers().dims()[0]
     }
 
     /// Columns of the matrix.
     pub fn in_features(&self) -> usize {
-        self.scales.dims()[1] * self.group
+        self.scales.numbers().dims()[1] * self.group
     }
 
     /// What the bits of a weight stand for.
@@ -258,13 +220,13 @@ impl GroupWeights {
         &self.quants
     }
 
-    /// Scales of the groups: `[out, in / group]`.
-    pub fn scales(&self) -> &Tensor {
+    /// Scales of the groups.
+    pub fn scales(&self) -> &GroupScales {
         &self.scales
     }
 
-    /// Biases of the groups, if they have any: `[out, in / group]`, of the type of the scales.
-    pub fn biases(&self) -> Option<&Tensor> {
+    /// Biases of the groups, if they have any, of the type of the scales.
+    pub fn biases(&self) -> Option<&GroupScales> {
         self.biases.as_ref()
     }
 
@@ -274,8 +236,8 @@ impl GroupWeights {
             (
                 x.coding,
                 x.group,
-                x.scales.dtype(),
-                x.biases.is_some(),
+                x.scales.form(),
+                x.biases.as_ref().map(GroupScales::form),
                 x.activations,
             )
         };
@@ -287,11 +249,11 @@ impl GroupWeights {
         Ok(HeldGroups {
             of: self,
             quants: OP.hold_bytes("quants", &self.quants)?,
-            scales: OP.hold("scales", &self.scales)?,
+            scales: self.scales.hold("scales")?,
             biases: self
                 .biases
                 .as_ref()
-                .map(|biases| OP.hold("biases", biases))
+                .map(|biases| biases.hold("biases"))
                 .transpose()?,
         })
     }
@@ -301,23 +263,18 @@ impl GroupWeights {
 pub(super) struct HeldGroups<'a> {
     of: &'a GroupWeights,
     quants: Held<'a>,
-    scales: Held<'a>,
-    biases: Option<Held<'a>>,
+    scales: HeldSteps<'a>,
+    biases: Option<HeldSteps<'a>>,
 }
 
 impl HeldGroups<'_> {
     pub(super) fn groups(&self) -> Result<Groups<'_>> {
-        let dtype = self.of.scales.dtype();
         Ok(Groups {
             in_features: self.of.in_features(),
             group: self.of.group,
             quants: self.quants.slice()?,
-            scales: Numbers::of(&self.scales, dtype)?,
-            biases: self
-                .biases
-                .as_ref()
-                .map(|held| Numbers::of(held, dtype))
-                .transpose()?,
+            scales: self.scales.steps()?,
+            biases: self.biases.as_ref().map(HeldSteps::steps).transpose()?,
         })
     }
 }

@@ -11,6 +11,7 @@ mod rounding;
 mod rows;
 mod scales;
 mod sink;
+mod steps;
 
 use candle_core::{DType, Tensor};
 use recant_core::Candidate;
@@ -21,6 +22,7 @@ use crate::tensors::{tensor, Held, Op};
 use crate::{Backend, Error, Result};
 
 pub use format::{ActivationPrecision, Coding, GroupFormat, GroupWeights};
+pub use steps::GroupScales;
 
 pub(crate) use lines::Lines;
 
@@ -116,7 +118,7 @@ impl Linear {
         let parts: Vec<Weight> = parts.into_iter().map(Into::into).collect();
         let first = match parts.first() {
             Some(Weight::Float(weight)) => weight,
-            Some(Weight::Groups(weights)) => &weights.scales,
+            Some(Weight::Groups(weights)) => &weights.quants,
             None => return Err(OP.value("no weight was given")),
         };
         let in_features = match (&parts[0], first.dims()) {

@@ -9,8 +9,9 @@ use crate::pool::{self, Shared};
 use crate::simd::{self, Kernel, Simd};
 use crate::Result;
 
-use super::format::{check, Coding, GroupFormat, GroupWeights, Numbers, OP};
+use super::format::{check, Coding, GroupFormat, GroupWeights, OP};
 use super::rows::CHUNK;
+use super::steps::{GroupScales, Numbers};
 
 impl GroupWeights {
     /// Rounds weights: with biases the range of a group is its smallest to its largest weight, without it is symmetric.
@@ -95,7 +96,10 @@ impl GroupWeights {
         }
         let store = |x: Vec<f32>| Tensor::from_vec(x, (out, groups), &Device::Cpu)?.to_dtype(format.scales);
         let quants = Tensor::from_vec(quants, (out, bytes), &Device::Cpu)?;
-        let biases = format.affine.then(|| store(lows)).transpose()?;
+        let biases = format
+            .affine
+            .then(|| store(lows).map(GroupScales::from))
+            .transpose()?;
         let zero = format.zero();
         Self::new(Coding::Whole { bits, zero }, group, quants, store(steps)?, biases)
     }
@@ -194,11 +198,9 @@ mod tests {
     }
 
     fn parts(weights: &GroupWeights) -> (Vec<u8>, Vec<f32>) {
-        let flat = |x: &Tensor| x.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>();
         let quants = weights.quants.flatten_all().and_then(|x| x.to_vec1());
         let scales = [Some(&weights.scales), weights.biases.as_ref()];
-        let scales = scales.into_iter().flatten().map(flat);
-        let scales: candle_core::Result<Vec<_>> = scales.collect();
+        let scales: Result<Vec<_>> = scales.into_iter().flatten().map(GroupScales::widen).collect();
         (quants.expect("quants"), scales.expect("scales").concat())
     }
 

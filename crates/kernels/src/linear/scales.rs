@@ -4,15 +4,28 @@ use half::{bf16, f16};
 
 use crate::simd::{Line, Simd, WIDE};
 
-use super::format::Numbers;
 use super::kernel::{STRIPS, TILE};
 use super::lines::Lines;
+use super::steps::{Numbers, Steps, BYTE_ZERO};
 
 /// Lines between the scales in use and those asked for from memory: nothing else asks for them in time.
 const AHEAD: usize = 16;
 
-/// A number of each output and group: `[tile][group][output of the tile]`, in its stored type.
+/// A number of each output and group, in one level or in two.
 pub(super) struct Scales {
+    numbers: Plane,
+    factors: Option<Factors>,
+}
+
+/// What runs of numbers are multiplied with: a group has the factor `group >> shift`.
+struct Factors {
+    plane: Plane,
+    shift: u32,
+}
+
+/// A number of each output and group, in its stored type: `[tile][group][output of the tile]`. A line of bytes has two groups, of
+/// each output of a strip the four numbers `[group][strip]`.
+struct Plane {
     lines: Lines,
     kind: Kind,
     groups: usize,
@@ -23,6 +36,8 @@ enum Kind {
     F32,
     F16,
     Bf16,
+    /// Whole numbers plus [`BYTE_ZERO`].
+    Byte,
 }
 
 impl Kind {
@@ -31,17 +46,72 @@ impl Kind {
         match self {
             Self::F32 => size_of::<f32>(),
             Self::F16 | Self::Bf16 => size_of::<u16>(),
+            Self::Byte => size_of::<u8>(),
         }
     }
 }
 
 impl Scales {
-    /// Those of several matrices, each `[outputs, groups]`, stacked. All are of one type, and there is one.
-    pub(super) fn new(parts: &[Numbers<'_>], groups: usize) -> Self {
+    /// Those of several matrices, each `[outputs, groups]`, stacked. All are of one form, and there is one.
+    pub(super) fn new(parts: &[Steps<'_>], groups: usize) -> Self {
+        let numbers: Vec<_> = parts.iter().map(|part| part.numbers).collect();
+        let factors: Option<Vec<_>> = parts.iter().map(|part| part.factors).collect();
+        Self {
+            numbers: Plane::new(&numbers, groups),
+            factors: factors.map(|factors| {
+                let shift = parts[0].shift;
+                let factors: Vec<_> = factors.into_iter().map(Numbers::F16).collect();
+                Factors {
+                    plane: Plane::new(&factors, groups >> shift),
+                    shift,
+                }
+            }),
+        }
+    }
+
+    /// A tile's numbers of a group.
+    #[inline(always)]
+    pub(super) fn load<S: Simd>(&self, s: S, tile: usize, group: usize) -> [S::W; STRIPS] {
+        let numbers = self.numbers.load(s, tile, group);
+        let Some(Factors { plane, shift }) = &self.factors else {
+            return numbers;
+        };
+        let factors = plane.load_f16(s, tile, group >> shift);
+        // Exact, so that sums are those of one level.
+        std::array::from_fn(|strip| s.wide_mul(factors[strip], numbers[strip]))
+    }
+
+    pub(super) fn get(&self, output: usize, group: usize) -> f32 {
+        let number = self.numbers.get(output, group);
+        match &self.factors {
+            Some(Factors { plane, shift }) => plane.get(output, group >> shift) * number,
+            None => number,
+        }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.numbers.bytes() + self.factors.as_ref().map_or(0, |factors| factors.plane.bytes())
+    }
+
+    /// Those of some outputs.
+    pub(super) fn select(&self, outputs: &[u32]) -> Self {
+        Self {
+            numbers: self.numbers.select(outputs),
+            factors: self.factors.as_ref().map(|factors| Factors {
+                plane: factors.plane.select(outputs),
+                ..*factors
+            }),
+        }
+    }
+}
+
+impl Plane {
+    fn new(parts: &[Numbers<'_>], groups: usize) -> Self {
         let kind = match parts[0] {
             Numbers::F32(_) => Kind::F32,
             Numbers::F16(_) => Kind::F16,
             Numbers::Bf16(_) => Kind::Bf16,
+            Numbers::Bytes(_) => Kind::Byte,
         };
         let outputs = parts.iter().map(|part| part.len()).sum::<usize>() / groups;
         let mut new = Self::empty(kind, groups, outputs);
@@ -52,6 +122,7 @@ impl Scales {
                 Numbers::F32(x) => (0..).zip(*x).for_each(|(i, x)| put(i, &x.to_ne_bytes())),
                 Numbers::F16(x) => (0..).zip(*x).for_each(|(i, x)| put(i, &x.to_ne_bytes())),
                 Numbers::Bf16(x) => (0..).zip(*x).for_each(|(i, x)| put(i, &x.to_ne_bytes())),
+                Numbers::Bytes(x) => (0..).zip(*x).for_each(|(i, x)| put(i, &[*x])),
             }
             first += part.len() / groups;
         }
@@ -59,9 +130,9 @@ impl Scales {
     }
 
     fn empty(kind: Kind, groups: usize, outputs: usize) -> Self {
-        let bytes = outputs.div_ceil(TILE) * groups * TILE * kind.size();
+        let tile = (groups * TILE * kind.size()).div_ceil(size_of::<Line>());
         Self {
-            lines: Lines::new(bytes / size_of::<Line>()),
+            lines: Lines::new(outputs.div_ceil(TILE) * tile),
             kind,
             groups,
         }
@@ -69,8 +140,12 @@ impl Scales {
 
     /// The line of a number, and where in it.
     fn place(&self, output: usize, group: usize) -> (usize, usize) {
-        let number = (output / TILE * self.groups + group) * TILE + output % TILE;
-        let at = number * self.kind.size();
+        let (tile, output) = (output / TILE, output % TILE);
+        if let Kind::Byte = self.kind {
+            let at = output % WIDE * 4 + group % 2 * STRIPS + output / WIDE;
+            return (tile * self.groups.div_ceil(2) + group / 2, at);
+        }
+        let at = ((tile * self.groups + group) * TILE + output) * self.kind.size();
         (at / size_of::<Line>(), at % size_of::<Line>())
     }
 
@@ -79,49 +154,61 @@ impl Scales {
         self.lines[line].0[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// A tile's numbers of a group.
     #[inline(always)]
-    pub(super) fn load<S: Simd>(&self, s: S, tile: usize, group: usize) -> [S::W; STRIPS] {
-        let at = tile * self.groups + group;
-        let ask = |line: &Line| s.prefetch_once(std::ptr::from_ref(line).wrapping_add(AHEAD));
+    fn load<S: Simd>(&self, s: S, tile: usize, group: usize) -> [S::W; STRIPS] {
         match self.kind {
             Kind::F32 => {
+                let at = tile * self.groups + group;
                 let [a, b] = [&self.lines[2 * at], &self.lines[2 * at + 1]];
-                ask(a);
-                ask(b);
+                ask(s, a);
+                ask(s, b);
                 [s.wide_load(a.view()), s.wide_load(b.view())]
             }
-            Kind::F16 => {
-                let line = &self.lines[at];
-                ask(line);
-                let [a, b] = line.view::<[f16; WIDE], STRIPS>();
-                [s.wide_f16(a), s.wide_f16(b)]
-            }
+            Kind::F16 => self.load_f16(s, tile, group),
             Kind::Bf16 => {
-                let line = &self.lines[at];
-                ask(line);
+                let line = &self.lines[tile * self.groups + group];
+                ask(s, line);
                 let [a, b] = line.view::<[bf16; WIDE], STRIPS>();
                 [s.wide_bf16(a), s.wide_bf16(b)]
+            }
+            Kind::Byte => {
+                let line = &self.lines[tile * self.groups.div_ceil(2) + group / 2];
+                ask(s, line);
+                let shift = (group % 2 * 8 * STRIPS) as i32;
+                let zero = s.wide_splat(f32::from(BYTE_ZERO));
+                [
+                    s.wide_sub(s.byte(line, shift), zero),
+                    s.wide_sub(s.byte(line, shift + 8), zero),
+                ]
             }
         }
     }
 
-    pub(super) fn get(&self, output: usize, group: usize) -> f32 {
+    /// [`load`](Self::load) of f16.
+    #[inline(always)]
+    fn load_f16<S: Simd>(&self, s: S, tile: usize, group: usize) -> [S::W; STRIPS] {
+        let line = &self.lines[tile * self.groups + group];
+        ask(s, line);
+        let [a, b] = line.view::<[f16; WIDE], STRIPS>();
+        [s.wide_f16(a), s.wide_f16(b)]
+    }
+
+    fn get(&self, output: usize, group: usize) -> f32 {
         let (line, at) = self.place(output, group);
         let line = &self.lines[line];
         match self.kind {
             Kind::F32 => line.view::<f32, 16>()[at / 4],
             Kind::F16 => line.view::<f16, 32>()[at / 2].to_f32(),
             Kind::Bf16 => line.view::<bf16, 32>()[at / 2].to_f32(),
+            Kind::Byte => f32::from(line.0[at]) - f32::from(BYTE_ZERO),
         }
     }
 
-    pub(super) fn bytes(&self) -> usize {
+    fn bytes(&self) -> usize {
         size_of_val::<[Line]>(&self.lines)
     }
 
-    /// Those of some outputs.
-    pub(super) fn select(&self, outputs: &[u32]) -> Self {
+    fn select(&self, outputs: &[u32]) -> Self {
         let mut new = Self::empty(self.kind, self.groups, outputs.len());
         for (to, from) in outputs.iter().enumerate() {
             for group in 0..self.groups {
@@ -131,4 +218,9 @@ impl Scales {
         }
         new
     }
+}
+
+#[inline(always)]
+fn ask<S: Simd>(s: S, line: &Line) {
+    s.prefetch_once(std::ptr::from_ref(line).wrapping_add(AHEAD));
 }

@@ -2,7 +2,8 @@
 #![allow(dead_code, unreachable_pub)]
 
 use candle_core::{DType, Device, Tensor};
-use recant_kernels::{ActivationPrecision, Coding, GroupFormat, GroupWeights, Weight};
+use half::f16;
+use recant_kernels::{ActivationPrecision, Coding, GroupFormat, GroupScales, GroupWeights, Weight};
 
 pub const TYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
@@ -71,7 +72,99 @@ pub fn coded(
     let steps = Tensor::from_vec(steps, (out, features / group), &Device::Cpu).expect("steps");
     let biases = bias.map(|bias| Tensor::full(bias, (out, features / group), &Device::Cpu).expect("biases"));
     let typed = |x: Tensor| x.to_dtype(scales).expect("a type");
-    GroupWeights::new(coding, group, quants, typed(steps), biases.map(typed)).expect("groups")
+    GroupWeights::new(
+        coding,
+        group,
+        quants,
+        typed(steps),
+        biases.map(|x| typed(x).into()),
+    )
+    .expect("groups")
+}
+
+/// Scales of two levels and the same in one, in f32: `[out, groups]`, in runs of so many groups.
+pub fn two_levels(out: usize, groups: usize, run: usize) -> [GroupScales; 2] {
+    // All whole numbers, the ends of their range first; factors of either sign, a subnormal one among them.
+    let number = |i: usize| {
+        [255_u8, 0, 128][..]
+            .get(i)
+            .copied()
+            .unwrap_or((i * 37 % 256) as u8)
+    };
+    let factor = |i: usize| {
+        let size = if i % 5 == 1 {
+            3e-7
+        } else {
+            1e-4 + (i % 13) as f32 * 3e-4
+        };
+        f16::from_f32(if i.is_multiple_of(3) { -size } else { size })
+    };
+    let numbers: Vec<u8> = (0..out * groups).map(number).collect();
+    let factors: Vec<f16> = (0..out * groups / run).map(factor).collect();
+    let products: Vec<f32> = numbers
+        .iter()
+        .enumerate()
+        .map(|(i, number)| factors[i / run].to_f32() * (f32::from(*number) - 128.0))
+        .collect();
+    let numbers = Tensor::from_vec(numbers, (out, groups), &Device::Cpu).expect("numbers");
+    let factors = Tensor::from_vec(factors, (out, groups / run), &Device::Cpu).expect("factors");
+    let products = Tensor::from_vec(products, (out, groups), &Device::Cpu).expect("products");
+    [GroupScales::TwoLevel { numbers, factors }, products.into()]
+}
+
+/// Any bits with scales of two levels, and the same weights with scales in f32.
+pub fn in_two_levels(
+    [out, features]: [usize; 2],
+    coding: Coding,
+    [group, run]: [usize; 2],
+    biased: bool,
+) -> [GroupWeights; 2] {
+    let bytes = features * coding.bits() / 8;
+    let quants: Vec<u8> = (0..out * bytes).map(|i| (i * 101 % 251) as u8).collect();
+    let quants = Tensor::from_vec(quants, (out, bytes), &Device::Cpu).expect("quants");
+    two_levels(out, features / group, run).map(|scales| {
+        let biases = biased.then(|| scales.clone());
+        GroupWeights::new(coding, group, quants.clone(), scales, biases).expect("groups")
+    })
+}
+
+/// A matrix rounded to whole numbers with scales of two levels, and with biases of them for what stands for zero if asked for.
+pub fn levelled(weight: &Tensor, bits: usize, [group, run]: [usize; 2], biased: bool) -> GroupWeights {
+    let (out, features) = weight.dims2().expect("a matrix");
+    let zero = 1_u8 << (bits - 1);
+    let most = f32::from(zero) - 1.0;
+    let step = |x: &[f32]| x.iter().fold(0.0, |most: f32, x| most.max(x.abs())) / most;
+    let (mut quants, mut numbers, mut factors) = (Vec::new(), Vec::new(), Vec::new());
+    for row in weight.to_vec2::<f32>().expect("rows") {
+        for shared in row.chunks(group * run) {
+            let factor = f16::from_f32(step(shared) / 64.0);
+            factors.push(factor);
+            for x in shared.chunks(group) {
+                let number = (step(x) / factor.to_f32()).round().clamp(1.0, 127.0);
+                numbers.push((number + 128.0) as u8);
+                let scale = factor.to_f32() * number;
+                let code = |x: &f32| ((x / scale).round().clamp(-most, most) + f32::from(zero)) as u8;
+                let codes: Vec<u8> = x.iter().map(code).collect();
+                match bits {
+                    4 => quants.extend(codes.chunks(2).map(|pair| pair[0] | pair[1] << 4)),
+                    _ => quants.extend(codes),
+                }
+            }
+        }
+    }
+    let lows: Vec<f16> = factors
+        .iter()
+        .map(|x| f16::from_f32(x.to_f32() * -f32::from(zero)))
+        .collect();
+    let numbers = Tensor::from_vec(numbers, (out, features / group), &Device::Cpu).expect("numbers");
+    let levels = |factors| GroupScales::TwoLevel {
+        numbers: numbers.clone(),
+        factors: Tensor::from_vec(factors, (out, features / group / run), &Device::Cpu).expect("factors"),
+    };
+    let quants = Tensor::from_vec(quants, (out, features * bits / 8), &Device::Cpu).expect("quants");
+    let coding = whole(bits, if biased { 0 } else { zero });
+    let biases = biased.then(|| levels(lows));
+    GroupWeights::new(coding, group, quants, levels(factors), biases).expect("groups")
 }
 
 /// Every way to hold and to multiply a matrix whose input features are a multiple of 64.
@@ -116,6 +209,16 @@ pub fn every_kind(weight: &Tensor) -> Vec<(String, Weight)> {
         for activations in [ActivationPrecision::Int8, ActivationPrecision::Full] {
             let weights = weights.clone().with_activations(activations);
             kinds.push((format!("{coding:?} of {group} {activations:?}"), weights.into()));
+        }
+    }
+    for (bits, levels, biased) in [(4, [32, 2], true), (8, [16, 4], false), (8, [32, 1], true)] {
+        let weights = levelled(weight, bits, levels, biased);
+        for activations in [ActivationPrecision::Int8, ActivationPrecision::Full] {
+            let weights = weights.clone().with_activations(activations);
+            kinds.push((
+                format!("{bits} bits in two levels {levels:?} {activations:?}"),
+                weights.into(),
+            ));
         }
     }
     for (group, scales, bias) in [

@@ -4,7 +4,7 @@ mod experts;
 
 use recant_core::candle::{DType, Device, Tensor};
 use recant_kernels::{
-    ActivationPrecision, AttentionShape, Backend, GroupFormat, GroupWeights, Linear, Weight,
+    ActivationPrecision, AttentionShape, Backend, GroupFormat, GroupScales, GroupWeights, Linear, Weight,
 };
 use recant_weights::{Coding, Norms, Source, Stored, StoredGroups};
 
@@ -308,6 +308,7 @@ pub fn group_weights(groups: StoredGroups) -> recant_kernels::Result<GroupWeight
         quants,
         scales,
         biases,
+        factors,
     } = groups;
     let coding = match coding {
         Coding::Whole { bits, zero } => recant_kernels::Coding::Whole { bits, zero },
@@ -316,8 +317,27 @@ pub fn group_weights(groups: StoredGroups) -> recant_kernels::Result<GroupWeight
     };
     // Rows that were moved or cut may be views.
     let whole = |tensor: Tensor| tensor.contiguous();
-    let biases = biases.map(whole).transpose()?;
-    GroupWeights::new(coding, group, whole(quants)?, whole(scales)?, biases)
+    let steps = |numbers, factors: Option<Tensor>| -> recant_kernels::Result<GroupScales> {
+        Ok(match factors {
+            None => whole(numbers)?.into(),
+            Some(factors) => GroupScales::TwoLevel {
+                numbers: whole(numbers)?,
+                factors: whole(factors)?,
+            },
+        })
+    };
+    let (scale_factors, bias_factors) = match factors {
+        Some(factors) => (Some(factors.scales), factors.biases),
+        None => (None, None),
+    };
+    let biases = biases.map(|biases| steps(biases, bias_factors)).transpose()?;
+    GroupWeights::new(
+        coding,
+        group,
+        whole(quants)?,
+        steps(scales, scale_factors)?,
+        biases,
+    )
 }
 
 /// Whether a matrix can be rounded to groups of this format: kernels read features in chunks of 32.

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use recant_core::candle::{DType, Tensor};
-use recant_layers::{group_weights, GroupFormat, GroupWeights};
+use recant_layers::{group_weights, GroupFormat, GroupScales, GroupWeights};
 use recant_weights::{Coding, Folder, Stored, StoredGroups};
 use safetensors::View;
 use serde_json::json;
@@ -260,11 +260,12 @@ impl<'p> Shard<'p> {
             Form::Rounded(format) => {
                 let groups =
                     GroupWeights::quantize(rows, format).map_err(|error| Failure::Weights(error.into()))?;
+                let biases = groups.biases().and_then(GroupScales::plain);
                 let parts = [
                     (".weight", Some(groups.quants())),
-                    (".scales", Some(groups.scales())),
+                    (".scales", groups.scales().plain()),
                 ];
-                self.append_all(unit, parts.into_iter().chain([(".biases", groups.biases())]))
+                self.append_all(unit, parts.into_iter().chain([(".biases", biases)]))
             }
         }
     }

@@ -1,13 +1,13 @@
 //! Matrices out of a file's bytes, their rows or columns put in order.
 
 use candle_core::{DType, Device, Tensor};
-use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::blocks::{Block, Layout};
+use super::blocks::{Block, Layout, Levels};
 use super::heads::Order;
+use super::steps::{Levelled, Row};
 use super::types::GgmlType;
-use crate::{Stored, StoredGroups};
+use crate::{Factors, Stored, StoredGroups};
 
 /// Why a matrix cannot be given, in words that follow its name.
 pub(super) type Reason = String;
@@ -66,13 +66,19 @@ pub(super) fn stored(
     let (groups, bits) = (width / layout.group, layout.coding.bits());
     let columns = group_order(layout, groups, order)?;
     let mut quants = vec![0_u8; rows * width * bits / 8];
-    let mut scales = vec![0.0_f32; rows * groups];
+    let levels = if factor == 1.0 {
+        layout.scales
+    } else {
+        Levels::One(DType::F32)
+    };
+    let run = run(kind, order) / layout.group;
+    let mut scales = Levelled::new(levels, rows, groups, run);
     // Where there are no biases, one number a row that nobody reads: rows are walked side by side.
-    let biases_a_row = if layout.biased { groups.max(1) } else { 1 };
-    let mut biases = vec![0.0_f32; rows * biases_a_row];
+    let (biases_a_row, bias_run) = if layout.biased { (groups, run) } else { (1, 1) };
+    let mut biases = Levelled::new(levels, rows, biases_a_row, bias_run);
 
     let (in_block, packed) = (kind.block() / layout.group, layout.group * bits / 8);
-    let fill = |row: usize, quants: &mut [u8], scales: &mut [f32], biases: &mut [f32]| {
+    let fill = |row: usize, quants: &mut [u8], mut scales: Row<'_>, mut biases: Row<'_>| {
         let from = match order {
             Order::Rows(order) => order[row],
             _ => row,
@@ -84,15 +90,16 @@ pub(super) fn stored(
             for i in 0..in_block {
                 let group = at * in_block + i;
                 let to = columns.as_ref().map_or(group, |columns| columns[group]);
-                scales[to] = block.scales[i] * factor;
-                if layout.biased {
-                    biases[to] = block.biases[i];
-                }
-                if !(scales[to].is_finite() && block.biases[i].is_finite()) {
+                let scale = block.scales.numbers[i] * block.scales.factor * factor;
+                let bias = block.biases.numbers[i] * block.biases.factor;
+                if !(scale.is_finite() && bias.is_finite()) {
                     return Some(format!(
-                        "row {from}, block {at} has a scale of {} and a bias of {}; the file is damaged",
-                        scales[to], block.biases[i]
+                        "row {from}, block {at} has a scale of {scale} and a bias of {bias}; the file is damaged"
                     ));
+                }
+                scales.put(to, &block.scales, i, scale);
+                if layout.biased {
+                    biases.put(to, &block.biases, i, bias);
                 }
                 let numbers = &block.quants[i * layout.group..(i + 1) * layout.group];
                 pack(numbers, bits, &mut quants[to * packed..(to + 1) * packed]);
@@ -102,36 +109,46 @@ pub(super) fn stored(
     };
     let damage = quants
         .par_chunks_exact_mut((groups * packed).max(1))
-        .zip(scales.par_chunks_exact_mut(groups.max(1)))
-        .zip(biases.par_chunks_exact_mut(biases_a_row))
+        .zip(scales.by_row())
+        .zip(biases.by_row())
         .enumerate()
         .find_map_first(|(row, ((quants, scales), biases))| fill(row, quants, scales, biases));
     if let Some(reason) = damage {
         return Err(reason);
     }
 
-    let dtype = if factor == 1.0 { layout.scales } else { DType::F32 };
-    let small = |x: Vec<f32>| match dtype {
-        DType::F16 => Tensor::from_vec(
-            x.into_iter().map(f16::from_f32).collect(),
-            (rows, groups),
-            &Device::Cpu,
-        ),
-        DType::BF16 => Tensor::from_vec(
-            x.into_iter().map(bf16::from_f32).collect(),
-            (rows, groups),
-            &Device::Cpu,
-        ),
-        _ => Tensor::from_vec(x, (rows, groups), &Device::Cpu),
-    };
     let told = |error: candle_core::Error| error.to_string();
+    let (scales, scale_factors) = scales.tensors().map_err(told)?;
+    let (biases, bias_factors) = match layout.biased {
+        true => biases
+            .tensors()
+            .map(|(biases, factors)| (Some(biases), factors))
+            .map_err(told)?,
+        false => (None, None),
+    };
     Ok(Stored::Groups(StoredGroups {
         coding: layout.coding,
         group: layout.group,
         quants: Tensor::from_vec(quants, (rows, width * bits / 8), &Device::Cpu).map_err(told)?,
-        scales: small(scales).map_err(told)?,
-        biases: layout.biased.then(|| small(biases)).transpose().map_err(told)?,
+        scales,
+        biases,
+        factors: scale_factors.map(|scales| Factors {
+            scales,
+            biases: bias_factors,
+        }),
     }))
+}
+
+/// Features that share a factor: a block, or what of it stays together where columns move. Blocks of two levels and what they are
+/// cut into are powers of two.
+fn run(kind: GgmlType, order: &Order) -> usize {
+    match order {
+        Order::Columns { width, .. } => {
+            let aligned = 1_usize.checked_shl(width.trailing_zeros());
+            kind.block().min(aligned.unwrap_or(usize::MAX))
+        }
+        _ => kind.block(),
+    }
 }
 
 /// Where each group of a row goes, if they move. A group is moved whole: its numbers and its scale.
@@ -210,6 +227,25 @@ mod tests {
         x.and_then(|x| x.to_vec1()).expect("numbers")
     }
 
+    /// Scales and biases in one level.
+    fn steps(groups: &StoredGroups) -> (Vec<f32>, Option<Vec<f32>>) {
+        let times = |whole: &Tensor, factors: Option<&Tensor>| {
+            let Some(factors) = factors else {
+                return numbers(whole);
+            };
+            let (whole, factors) = (numbers(whole), numbers(factors));
+            let run = whole.len() / factors.len();
+            let product = |(i, number): (usize, &f32)| factors[i / run] * (number - 128.0);
+            whole.iter().enumerate().map(product).collect()
+        };
+        let factors = groups.factors.as_ref();
+        let biases = groups.biases.as_ref();
+        (
+            times(&groups.scales, factors.map(|factors| &factors.scales)),
+            biases.map(|biases| times(biases, factors.and_then(|factors| factors.biases.as_ref()))),
+        )
+    }
+
     /// What groups stand for, by their definition.
     fn values(stored: &Stored) -> Vec<f32> {
         let Stored::Groups(groups) = stored else {
@@ -220,7 +256,7 @@ mod tests {
             .flatten_all()
             .and_then(|x| x.to_vec1())
             .expect("quants");
-        let (scales, biases) = (numbers(&groups.scales), groups.biases.as_ref().map(numbers));
+        let (scales, biases) = steps(groups);
         let bits = groups.coding.bits();
         let count = quants.len() * 8 / bits;
         let value = |i: usize| {
@@ -294,6 +330,31 @@ mod tests {
     }
 
     #[test]
+    fn factors_are_shared_by_a_block_or_by_what_of_it_stays_together() {
+        let (data, _) = rows("Q6_K");
+        let moved = |width| Order::Columns {
+            width,
+            runs: (0..512 / width).rev().collect(),
+        };
+        for (order, runs) in [
+            (Order::AsStored, 2),
+            (moved(256), 2),
+            (moved(128), 4),
+            (moved(32), 16),
+        ] {
+            let Ok(Stored::Groups(groups)) = read("Q6_K", &data, &order) else {
+                panic!("groups were expected");
+            };
+            let factors = groups.factors.expect("factors");
+            assert_eq!(
+                (groups.scales.dtype(), groups.scales.dims()),
+                (DType::U8, &[3, 32][..])
+            );
+            assert_eq!(factors.scales.dims(), [3, runs], "{order:?}");
+        }
+    }
+
+    #[test]
     fn floats_move_as_blocks_do() {
         let numbers: Vec<f32> = (0..12).map(|i| i as f32).collect();
         let data: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
@@ -362,5 +423,18 @@ mod tests {
             assert_eq!(plain * 0.3, *times);
         }
         assert!(stored(kind, &data, [3, 512], &Order::AsStored, f32::MAX).is_err());
+
+        // Scales of two levels come in one then.
+        let (data, _) = rows("Q4_K");
+        let kind = GgmlType::named("Q4_K").expect("a type");
+        let scales = |factor| match stored(kind, &data, [3, 512], &Order::AsStored, factor) {
+            Ok(Stored::Groups(groups)) => (groups.factors.is_some(), steps(&groups).0),
+            other => panic!("{other:?}"),
+        };
+        let (plain, times) = (scales(1.0), scales(0.3));
+        assert_eq!((plain.0, times.0), (true, false));
+        for (plain, times) in plain.1.iter().zip(&times.1) {
+            assert_eq!(plain * 0.3, *times);
+        }
     }
 }

@@ -18,6 +18,7 @@ mod heads;
 mod matrix;
 mod names;
 mod parts;
+mod steps;
 mod types;
 mod vocabulary;
 

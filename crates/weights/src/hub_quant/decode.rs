@@ -95,6 +95,7 @@ impl<'a> Parts<'a> {
                 quants: Tensor::from_raw_buffer(codes, DType::U8, &shape, &Device::Cpu)?,
                 scales: Tensor::from_raw_buffer(&repeated, dtype, &[rows, columns / group], &Device::Cpu)?,
                 biases: None,
+                factors: None,
             })
         };
         tensors()
@@ -153,6 +154,7 @@ impl<'a> Parts<'a> {
                 quants: Tensor::from_raw_buffer(codes, DType::U8, &[rows, columns / 2], &Device::Cpu)?,
                 scales: Tensor::from_vec(halves, (rows, columns / GROUP), &Device::Cpu)?,
                 biases: None,
+                factors: None,
             })
         };
         tensors()

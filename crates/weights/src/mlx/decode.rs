@@ -70,6 +70,7 @@ impl Matrix<'_> {
                 .biases
                 .map(|bytes| self.tensor(bytes, self.dtype()))
                 .transpose()?,
+            factors: None,
         }))
     }
 
