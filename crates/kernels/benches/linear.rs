@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use candle_core::{DType, Device, Tensor};
 use criterion::{criterion_group, criterion_main, BenchmarkId, Criterion, Throughput};
 use memory::Memory;
-use recant_kernels::{ActivationPrecision, Backend, Coding, GroupFormat, GroupWeights, Linear, Weight};
+use recant_kernels::{
+    ActivationPrecision, Backend, Coding, GroupFormat, GroupScales, GroupWeights, Linear, Weight,
+};
 
 const OUT: usize = 4096;
 const IN: usize = 8192;
@@ -17,11 +19,26 @@ const IN: usize = 8192;
 const E2M1: Coding = Coding::Table([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]);
 
 /// Any weights of a coding: how long products take does not depend on them.
-fn any(coding: Coding, group: usize, scales: DType) -> GroupWeights {
+fn any(coding: Coding, group: usize, scales: GroupScales, affine: bool) -> GroupWeights {
     let quants = Tensor::rand(0_f32, 112.0, (OUT, IN * coding.bits() / 8), &Device::Cpu);
     let quants = quants.and_then(|x| x.to_dtype(DType::U8)).expect("bytes");
-    let scales = Tensor::ones((OUT, IN / group), scales, &Device::Cpu).expect("scales");
-    GroupWeights::new(coding, group, quants, scales, None).expect("groups")
+    let biases = affine.then(|| scales.clone());
+    GroupWeights::new(coding, group, quants, scales, biases).expect("groups")
+}
+
+fn ones(group: usize, dtype: DType) -> GroupScales {
+    Tensor::ones((OUT, IN / group), dtype, &Device::Cpu)
+        .expect("scales")
+        .into()
+}
+
+/// Scales as k-quants have them.
+fn two_levels(group: usize) -> GroupScales {
+    let ones = |width, dtype| Tensor::ones((OUT, width), dtype, &Device::Cpu).expect("scales");
+    GroupScales::TwoLevel {
+        numbers: ones(IN / group, DType::U8),
+        factors: ones(IN / 256, DType::F16),
+    }
 }
 
 /// A matrix in each type, rounded to groups, and in codes, multiplied in bytes and in full.
@@ -38,9 +55,7 @@ fn kinds(weight: &Tensor) -> Vec<(String, Weight)> {
         ("int8 of 64 affine", 8, 64, true, DType::BF16),
         ("int4 of 32", 4, 32, false, DType::F16),
         ("int4 of 64 affine", 4, 64, true, DType::BF16),
-        ("Q4_K", 4, 32, true, DType::F32),
-        ("Q2_K", 4, 16, true, DType::F32),
-        ("Q6_K", 8, 16, false, DType::F32),
+        ("int4 of 32 affine", 4, 32, true, DType::F32),
     ] {
         let format = GroupFormat {
             bits,
@@ -51,12 +66,26 @@ fn kinds(weight: &Tensor) -> Vec<(String, Weight)> {
         let weights = GroupWeights::quantize(weight, format).expect("groups");
         kinds.extend(by_bytes_and_floats(name, &weights));
     }
+    for (name, bits, zero, group, affine) in [
+        ("Q4_K", 4, 0, 32, true),
+        ("Q2_K", 4, 0, 16, true),
+        ("Q6_K", 8, 32, 16, false),
+    ] {
+        let weights = any(Coding::Whole { bits, zero }, group, two_levels(group), affine);
+        kinds.extend(by_bytes_and_floats(name, &weights));
+    }
     for (name, coding, group, scales) in [("mxfp4", E2M1, 32, DType::BF16), ("nvfp4", E2M1, 16, DType::BF16)]
     {
-        kinds.extend(by_bytes_and_floats(name, &any(coding, group, scales)));
+        kinds.extend(by_bytes_and_floats(
+            name,
+            &any(coding, group, ones(group, scales), false),
+        ));
     }
     for (name, group, scales) in [("mxfp8", 32, DType::BF16), ("E4M3 of 128", 128, DType::F32)] {
-        kinds.push((format!("{name} by f32"), any(Coding::E4m3, group, scales).into()));
+        kinds.push((
+            format!("{name} by f32"),
+            any(Coding::E4m3, group, ones(group, scales), false).into(),
+        ));
     }
     kinds
 }
