@@ -76,9 +76,10 @@ impl Scales {
         let Some(Factors { plane, shift }) = &self.factors else {
             return numbers;
         };
-        let factors = plane.load_f16(s, tile, group >> shift);
+        let [a, b] = numbers;
+        let [of_a, of_b] = plane.load_f16(s, tile, group >> shift);
         // Exact, so that sums are those of one level.
-        std::array::from_fn(|strip| s.wide_mul(factors[strip], numbers[strip]))
+        [s.wide_mul(of_a, a), s.wide_mul(of_b, b)]
     }
 
     pub(super) fn get(&self, output: usize, group: usize) -> f32 {
