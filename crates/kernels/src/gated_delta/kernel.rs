@@ -1,5 +1,7 @@
 //! One key head of one segment, with its value heads.
 
+use std::ops::Range;
+
 use crate::pool::Shared;
 use crate::rows::RmsNorm;
 use crate::simd::{self, Kernel, Simd, LANES, WIDE};
@@ -425,41 +427,31 @@ impl<'a> Head<'a> {
     ) -> [S::W; WIDTH] {
         let shape = self.layer.shape;
         let (key_dim, value_dim) = (shape.key_dim, shape.value_dim);
-        let following = if start + width < value_dim {
-            COLUMNS
-        } else {
-            key_dim * value_dim - start
+        let columns = Columns {
+            start: self.head * key_dim * value_dim + start,
+            stride: value_dim,
+            width,
+            following: if start + width < value_dim {
+                COLUMNS
+            } else {
+                key_dim * value_dim - start
+            },
         };
         let state = self.segment.state;
-        let at = |i: usize| {
-            let at = (self.head * key_dim + i) * value_dim + start;
-            at..at + width
-        };
         let mut kv = [s.wide_splat(0.0); WIDTH];
+        if group.len == 0 {
+            for (i, tile) in self.tile.iter_mut().enumerate() {
+                pass.read(s, &columns, i, tile);
+                pass.leave(s, &columns, state, i, tile, &mut kv);
+            }
+            return kv;
+        }
         for (block, tiles) in self.tile.chunks_mut(ROWS).enumerate() {
             let first = block * ROWS;
-            if let Some(state) = pass.from {
-                for (i, tile) in tiles.iter_mut().enumerate() {
-                    let from = match state {
-                        State::Read(state) => &state[at(first + i)],
-                        // SAFETY: one unit has this value head, and it writes a row of columns only after this reading.
-                        State::Write(state) => unsafe { state.part(at(first + i)) },
-                    };
-                    // The same row of the next tile, or of the next head's first: the machine does not guess it.
-                    for line in 0..COLUMNS / 16 {
-                        s.prefetch(from.as_ptr().wrapping_add(following + 16 * line));
-                    }
-                    match from.first_chunk() {
-                        Some(from) => *tile = *from,
-                        None => {
-                            tile[..width].copy_from_slice(from);
-                            tile[width..].fill(0.0);
-                        }
-                    }
-                }
+            for (i, tile) in tiles.iter_mut().enumerate() {
+                pass.read(s, &columns, first + i, tile);
             }
             match tiles.first_chunk_mut::<ROWS>() {
-                _ if group.len == 0 => {}
                 Some(tiles) => group.fold_into(s, first, tiles),
                 None => {
                     for (i, tile) in tiles.iter_mut().enumerate() {
@@ -468,16 +460,7 @@ impl<'a> Head<'a> {
                 }
             }
             for (i, tile) in tiles.iter_mut().enumerate() {
-                let mut x = wide(s, tile);
-                if pass.keep {
-                    put(s, x, state, at(first + i));
-                }
-                if let Some(token) = &pass.next {
-                    token.meet(s, first + i, &mut x, &mut kv);
-                    if token.decay.moves() {
-                        store(s, x, tile);
-                    }
-                }
+                pass.leave(s, &columns, state, first + i, tile, &mut kv);
             }
         }
         kv
@@ -565,4 +548,69 @@ struct Pass<'a> {
     keep: bool,
     /// The token that comes after it.
     next: Option<Token<'a>>,
+}
+
+impl Pass<'_> {
+    /// Reads a row, if the tile is still to be read.
+    #[inline(always)]
+    fn read<S: Simd>(&self, s: S, columns: &Columns, row: usize, tile: &mut [f32; COLUMNS]) {
+        let Some(state) = self.from else { return };
+        let from = match state {
+            State::Read(state) => &state[columns.range(row)],
+            // SAFETY: one unit has this value head, and it writes a row of columns only after this reading.
+            State::Write(state) => unsafe { state.part(columns.range(row)) },
+        };
+        // The same row of the next tile, or of the next head's first: the machine does not guess it.
+        for line in 0..COLUMNS / 16 {
+            s.prefetch(from.as_ptr().wrapping_add(columns.following + 16 * line));
+        }
+        match from.first_chunk() {
+            Some(from) => *tile = *from,
+            None => {
+                tile[..columns.width].copy_from_slice(from);
+                tile[columns.width..].fill(0.0);
+            }
+        }
+    }
+
+    /// Leaves a row with its records in it: for the state, and for the next token.
+    #[inline(always)]
+    fn leave<S: Simd>(
+        &self,
+        s: S,
+        columns: &Columns,
+        state: State<'_>,
+        row: usize,
+        tile: &mut [f32; COLUMNS],
+        kv: &mut [S::W; WIDTH],
+    ) {
+        let mut x = wide(s, tile);
+        if self.keep {
+            put(s, x, state, columns.range(row));
+        }
+        if let Some(token) = &self.next {
+            token.meet(s, row, &mut x, kv);
+            if token.decay.moves() {
+                store(s, x, tile);
+            }
+        }
+    }
+}
+
+/// Where a tile's rows are in a state.
+struct Columns {
+    /// Of the first row.
+    start: usize,
+    /// From a row to the next.
+    stride: usize,
+    width: usize,
+    /// From a row to the same row of the tile that is walked over next.
+    following: usize,
+}
+
+impl Columns {
+    fn range(&self, row: usize) -> Range<usize> {
+        let at = self.start + row * self.stride;
+        at..at + self.width
+    }
 }
