@@ -4,6 +4,7 @@ use recant::candle::{DType, Device, Tensor};
 use recant_weights::{Coding, Stored};
 
 use crate::common::checkpoint::Tensors;
+use crate::common::small_floats::{e4m3, E2M1};
 use crate::common::Result;
 
 /// How a matrix is stored.
@@ -19,21 +20,6 @@ pub(crate) enum Form {
     ModelOpt,
     /// NVFP4 of compressed-tensors.
     Packed,
-}
-
-const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
-
-/// What a byte of E4M3 stands for.
-pub(crate) fn e4m3(x: u8) -> f32 {
-    let magnitude = match (x >> 3 & 15, f32::from(x & 7)) {
-        (0, m) => m / 512.0,
-        (e, m) => (1.0 + m / 8.0) * 2.0_f32.powi(i32::from(e) - 7),
-    };
-    if x > 127 {
-        -magnitude
-    } else {
-        magnitude
-    }
 }
 
 /// Which of `count` ascending numbers is nearest to a magnitude.

@@ -2,12 +2,13 @@
 
 use std::path::Path;
 
+use recant::candle::Tensor;
 use recant::core::{Cache, CacheOptions, LanguageModel, Rows, Segment};
 use recant::{ActivationPrecision, LoadOptions, Threads};
 use recant_layers::HybridModel;
 use recant_weights::Folder;
 
-use super::{assert_same, feed, seeded, Result, Rng};
+use super::{assert_same, feed, relative_error, seeded, Result, Rng};
 
 /// Drafts of a round.
 const DRAFTS: usize = 4;
@@ -42,6 +43,22 @@ pub fn greedy(model: &dyn LanguageModel, prompt: &[u32], count: usize) -> Result
         fed = vec![order[0] as u32];
     }
     Ok((text, margins))
+}
+
+/// How far the logits of a checkpoint are from those of another with the same numbers, which must not be of one size.
+pub fn apart(what: &str, own: &Path, other: &Path) -> Result<f32> {
+    let run = |path: &Path| -> Result<Tensor> {
+        let model = model(path, &in_full())?;
+        let tokens: Vec<u32> = (0..40).map(|i| (7 * i + 3) % 250).collect();
+        let mut caches = model.new_caches(&CacheOptions::default())?;
+        let output = model.forward(&mut [Segment::new(&tokens, &mut caches, Rows::All)])?;
+        Ok(output.segments[0].logits()?.clone())
+    };
+    let (found, want) = (run(own)?, run(other)?);
+    let row = want.get(39)?.to_vec1::<f32>()?;
+    let spread = row.iter().copied().fold(f32::MIN, f32::max) - row.iter().copied().fold(f32::MAX, f32::min);
+    assert!(spread > 0.1, "{what}: logits of one size");
+    relative_error(&found, &want)
 }
 
 /// Fails unless logits and caches are the same bits however tokens are grouped, on whatever threads, and whatever was drafted and

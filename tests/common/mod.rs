@@ -5,6 +5,7 @@ pub mod checkpoint;
 pub mod counting;
 pub mod law;
 pub mod seeded;
+pub mod small_floats;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

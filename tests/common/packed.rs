@@ -3,6 +3,7 @@
 use recant::candle::{DType, Device, Tensor};
 
 use crate::common::checkpoint::Tensors;
+use crate::common::small_floats::{e4m3, E2M1};
 use crate::common::{Result, Rng};
 
 pub(crate) fn floats(tensor: &Tensor) -> Result<Vec<f32>> {
@@ -23,22 +24,6 @@ pub(crate) const PACKINGS: [(&str, usize, usize); 11] = [
     ("affine", 8, 64),
     ("global", 4, 16),
 ];
-
-const E2M1: [f32; 16] = [
-    0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0,
-];
-
-pub(crate) fn e4m3(x: u8) -> f32 {
-    let magnitude = match (x >> 3 & 15, f32::from(x & 7)) {
-        (0, m) => m / 512.0,
-        (e, m) => (1.0 + m / 8.0) * 2.0_f32.powi(i32::from(e) - 7),
-    };
-    if x > 127 {
-        -magnitude
-    } else {
-        magnitude
-    }
-}
 
 /// A random matrix, or a stack of them, as MLX packs it, by the ends of names; and its numbers in f32.
 pub(crate) fn packed(

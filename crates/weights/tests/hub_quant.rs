@@ -3,8 +3,8 @@
 
 mod common;
 
-use common::{bf16, raw, says, tensor, Checkpoint, Spec};
-use recant_weights::{Coding, Error, Stored, StoredGroups};
+use common::{bf16, groups, raw, says, tensor, Checkpoint, Spec};
+use recant_weights::{Coding, Error, Stored};
 use safetensors::tensor::TensorView;
 use safetensors::Dtype;
 use serde_json::{json, Value};
@@ -80,14 +80,6 @@ fn checkpoint_of(parts: &[Spec], quantization: Value, bytes: impl Fn(&Spec) -> V
 
 fn take(checkpoint: &Checkpoint, shape: [usize; 2]) -> recant_weights::Result<Stored> {
     checkpoint.open().weights()?.take_matrix(NAME, shape)
-}
-
-#[track_caller]
-fn groups(stored: Stored) -> StoredGroups {
-    match stored {
-        Stored::Groups(groups) => groups,
-        other => panic!("{other:?}"),
-    }
 }
 
 #[track_caller]

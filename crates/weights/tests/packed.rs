@@ -3,8 +3,8 @@
 
 mod common;
 
-use common::{bf16, raw, says, tensor, Checkpoint, Spec};
-use recant_weights::{Coding, Error, Stored, StoredGroups};
+use common::{bf16, groups, raw, says, tensor, Checkpoint, Spec};
+use recant_weights::{Coding, Error, Stored};
 use safetensors::Dtype;
 use serde_json::{json, Value};
 
@@ -47,14 +47,6 @@ fn checkpoint(parts: &[Spec], quantization: Value) -> Checkpoint {
 
 fn take(checkpoint: &Checkpoint) -> recant_weights::Result<Stored> {
     checkpoint.open().weights()?.take_matrix(NAME, SHAPE)
-}
-
-#[track_caller]
-fn groups(stored: Stored) -> StoredGroups {
-    match stored {
-        Stored::Groups(groups) => groups,
-        other => panic!("{other:?}"),
-    }
 }
 
 #[track_caller]

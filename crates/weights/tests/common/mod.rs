@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use recant_weights::{Error, Folder};
+use recant_weights::{Error, Folder, Stored, StoredGroups};
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{json, Value};
 use tempfile::TempDir;
@@ -144,5 +144,14 @@ pub fn says(error: &Error, parts: &[&str]) {
     let message = error.to_string();
     for part in parts {
         assert!(message.contains(part), "{part:?} is not in: {message}");
+    }
+}
+
+/// The groups that a matrix is stored in.
+#[track_caller]
+pub fn groups(stored: Stored) -> StoredGroups {
+    match stored {
+        Stored::Groups(groups) => groups,
+        other => panic!("{other:?}"),
     }
 }
