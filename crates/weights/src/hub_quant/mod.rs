@@ -155,56 +155,34 @@ impl<'a> Parts<'a> {
         ]
         .map(part);
         let [scale, inverse, second, divisor] = scales;
-        let (found, used) = match (plain, packed) {
+        let found = match (plain, packed) {
             (Some(_), Some(packed)) => {
                 return Err(refused(
                     packed,
                     "there is a `weight` beside it; expected one of both",
                 ))
             }
-            (None, Some(weight)) => {
-                let scale = beside(weight, scale, "weight_scale")?;
-                let tensor = beside(weight, divisor, "weight_global_scale")?;
-                let global = Some(Global {
-                    tensor,
+            (None, Some(weight)) => Self {
+                weight,
+                scale: beside(weight, scale, "weight_scale")?,
+                global: Some(Global {
+                    tensor: beside(weight, divisor, "weight_global_scale")?,
                     divides: true,
-                });
-                (
-                    Self {
-                        weight,
-                        scale,
-                        global,
-                    },
-                    vec![scale, tensor],
-                )
-            }
-            (Some(weight), None) if is(weight, "U8") => {
-                let scale = beside(weight, scale, "weight_scale")?;
-                let tensor = beside(weight, second, "weight_scale_2")?;
-                let global = Some(Global {
-                    tensor,
+                }),
+            },
+            (Some(weight), None) if is(weight, "U8") => Self {
+                weight,
+                scale: beside(weight, scale, "weight_scale")?,
+                global: Some(Global {
+                    tensor: beside(weight, second, "weight_scale_2")?,
                     divides: false,
-                });
-                (
-                    Self {
-                        weight,
-                        scale,
-                        global,
-                    },
-                    vec![scale, tensor],
-                )
-            }
-            (Some(weight), None) if is(weight, "F8_E4M3") => {
-                let scale = beside(weight, scale.or(inverse), "weight_scale_inv` or `weight_scale")?;
-                (
-                    Self {
-                        weight,
-                        scale,
-                        global: None,
-                    },
-                    vec![scale],
-                )
-            }
+                }),
+            },
+            (Some(weight), None) if is(weight, "F8_E4M3") => Self {
+                weight,
+                scale: beside(weight, scale.or(inverse), "weight_scale_inv` or `weight_scale")?,
+                global: None,
+            },
             (plain, None) => {
                 let left = scales.into_iter().flatten();
                 let inputs = [".input_scale", ".input_global_scale"]
@@ -227,11 +205,11 @@ impl<'a> Parts<'a> {
                 };
             }
         };
-        match scales
-            .into_iter()
-            .flatten()
-            .find(|scale| used.iter().all(|used| used.name != scale.name))
-        {
+        let is_used = |scale: &TensorInfo| {
+            let global = found.global.map(|global| &global.tensor.name);
+            scale.name == found.scale.name || Some(&scale.name) == global
+        };
+        match scales.into_iter().flatten().find(|scale| !is_used(scale)) {
             Some(left) => Err(refused(
                 left,
                 &format!(
