@@ -33,10 +33,10 @@ use sink::Sink;
 const OP: Op = Op("linear");
 
 /// Tasks that each thread is to have, so that one which is held up leaves its share to others.
-const TASKS_A_THREAD: usize = 8;
+const TASKS_A_THREAD: usize = 4;
 
 /// Most tiles of a task.
-const MOST_TILES: usize = 8;
+const MOST_TILES: usize = 16;
 
 /// A weight matrix as a checkpoint has it.
 #[derive(Debug, Clone)]
