@@ -10,7 +10,7 @@ use super::format::Groups;
 use super::kernel::{Matrix, Tile, STRIPS, TILE};
 use super::lines::Lines;
 use super::rows::{self, ByteRows, FloatRows, CHUNK};
-use super::scales::Scales;
+use super::scales::{Scales, TileScales};
 
 /// Lines of a strip's chunk.
 const fn lines_of(bits: usize) -> usize {
@@ -138,31 +138,27 @@ impl<C: Code> Packed<C> {
         }
     }
 
-    /// Adds a step's biases of some strips, if there are any, times the rows' sums.
+    /// Some steps of a tile: of each its lines, the strips' interleaved, and its group.
     #[inline(always)]
-    fn add_biases<S: Simd, const R: usize>(
-        &self,
-        s: S,
-        (tile, step): (usize, usize),
-        sums: &[f32; R],
-        strips: Range<usize>,
-        totals: &mut [Tile; R],
-    ) {
-        let Some(biases) = &self.biases else { return };
-        let biases = biases.load(s, tile, step / self.per_group);
-        for (totals, sum) in totals.iter_mut().zip(sums) {
-            let sum = s.wide_splat(*sum);
-            for (total, bias) in totals[strips.clone()].iter_mut().zip(&biases[strips.clone()]) {
-                s.wide_store(s.wide_fma(*bias, sum, s.wide_load(total)), total);
+    fn walk(&self, tile: usize, steps: Range<usize>) -> impl Iterator<Item = (&[Line], usize)> {
+        let at = tile * self.steps;
+        let lines = &self.lines[(at + steps.start) * self.step_lines..(at + steps.end) * self.step_lines];
+        let (mut group, mut before) = (steps.start / self.per_group, steps.start % self.per_group);
+        lines.chunks_exact(self.step_lines).map(move |lines| {
+            let its = group;
+            before += 1;
+            if before == self.per_group {
+                (group, before) = (group + 1, 0);
             }
-        }
+            (lines, its)
+        })
     }
 
-    /// Lines of a tile's step, its strips' interleaved.
+    /// What a tile's numbers are multiplied with, and what is added to them.
     #[inline(always)]
-    fn lines(&self, tile: usize, step: usize) -> &[Line] {
-        let len = self.step_lines;
-        &self.lines[(tile * self.steps + step) * len..][..len]
+    fn scales(&self, tile: usize) -> (TileScales<'_>, Option<TileScales<'_>>) {
+        let biases = self.biases.as_ref().map(|biases| biases.tile(tile));
+        (self.scales.tile(tile), biases)
     }
 }
 
@@ -233,13 +229,15 @@ impl<C: Code> Full<'_, C> {
         let per_line = CHUNK / Packed::<C>::LINES;
         let constant = self.0.code.constant(s);
         let width = self.0.step;
-        for step in features.start / width..features.end / width {
-            let lines = self.0.lines(tile, step);
-            let x = rows.group::<R>(group, step * width..(step + 1) * width);
+        let steps = features.start / width..features.end / width;
+        let (scales, biases) = self.0.scales(tile);
+        let sums = rows.sums::<R>(group, steps.clone());
+        let x = rows.group::<R>(group, steps.start * width..steps.end * width);
+        for (i, ((lines, its), x)) in self.0.walk(tile, steps).zip(x.chunks_exact(width)).enumerate() {
             let mut parts = [[s.wide_splat(0.0); W]; R];
             for (lines, x) in lines.chunks_exact(STRIPS).zip(x.chunks_exact(per_line)) {
                 let lines = &lines[first..first + W];
-                s.ask(lines);
+                s.ask::<R>(lines);
                 for (pair, x) in x.as_chunks::<2>().0.iter().enumerate() {
                     let mut weights = [[s.wide_splat(0.0); 2]; W];
                     for (weights, line) in weights.iter_mut().zip(lines) {
@@ -255,15 +253,18 @@ impl<C: Code> Full<'_, C> {
                     }
                 }
             }
-            let scales = self.0.scales.load(s, tile, step / self.0.per_group);
-            for (totals, parts) in totals.iter_mut().zip(&parts) {
-                for (i, part) in parts.iter().enumerate() {
-                    let (part, total) = (C::whole(s, constant, *part), &mut totals[first + i]);
-                    s.wide_store(s.wide_fma(scales[first + i], part, s.wide_load(total)), total);
+            let scales = scales.load(s, its);
+            let biases = biases.as_ref().map(|biases| (biases.load(s, its), &sums[i]));
+            for (r, (totals, parts)) in totals.iter_mut().zip(&parts).enumerate() {
+                for (strip, (total, part)) in (first..).zip(totals[first..].iter_mut().zip(parts)) {
+                    let part = C::whole(s, constant, *part);
+                    let mut sum = s.wide_fma(scales[strip], part, s.wide_load(total));
+                    if let Some((biases, sums)) = &biases {
+                        sum = s.wide_fma(biases[strip], s.wide_splat(sums[r]), sum);
+                    }
+                    s.wide_store(sum, total);
                 }
             }
-            self.0
-                .add_biases(s, (tile, step), rows.sums(group, step), first..first + W, totals);
         }
     }
 }
@@ -365,19 +366,38 @@ impl<D: Dot> Matrix for Whole<'_, D> {
         totals: &mut [Tile; R],
     ) {
         let width = self.0.step;
-        for step in features.start / width..features.end / width {
-            let x = rows.step::<R>(group, step);
-            let dots = self.1.dot(s, self.0.lines(tile, step), x.quads, x.starts);
-            let scales = self.0.scales.load(s, tile, step / self.0.per_group);
-            for ((totals, dots), d) in totals.iter_mut().zip(&dots).zip(x.scales) {
+        let steps = features.start / width..features.end / width;
+        let (scales, biases) = self.0.scales(tile);
+        let rows = rows.steps::<R>(group, steps.clone());
+        let mut sums = [[s.wide_splat(0.0); STRIPS]; R];
+        for (sums, totals) in sums.iter_mut().zip(&*totals) {
+            for (sum, total) in sums.iter_mut().zip(totals) {
+                *sum = s.wide_load(total);
+            }
+        }
+        for ((lines, its), x) in self.0.walk(tile, steps).zip(rows) {
+            let dots = self.1.dot(s, lines, x.quads, x.starts);
+            let scales = scales.load(s, its);
+            for ((sums, dots), d) in sums.iter_mut().zip(&dots).zip(x.scales) {
                 let d = s.wide_splat(*d);
-                for strip in 0..STRIPS {
-                    let scale = s.wide_mul(scales[strip], d);
-                    let sum = s.wide_fma(scale, dots[strip], s.wide_load(&totals[strip]));
-                    s.wide_store(sum, &mut totals[strip]);
+                for ((sum, dot), scale) in sums.iter_mut().zip(dots).zip(scales) {
+                    *sum = s.wide_fma(s.wide_mul(scale, d), *dot, *sum);
                 }
             }
-            self.0.add_biases(s, (tile, step), x.sums, 0..STRIPS, totals);
+            if let Some(biases) = &biases {
+                let biases = biases.load(s, its);
+                for (sums, x) in sums.iter_mut().zip(x.sums) {
+                    let x = s.wide_splat(*x);
+                    for (sum, bias) in sums.iter_mut().zip(biases) {
+                        *sum = s.wide_fma(bias, x, *sum);
+                    }
+                }
+            }
+        }
+        for (sums, totals) in sums.iter().zip(totals) {
+            for (sum, total) in sums.iter().zip(totals) {
+                s.wide_store(*sum, total);
+            }
         }
     }
 }

@@ -130,10 +130,11 @@ impl FloatRows {
         &self.values.0.as_chunks().0[at + features.start..at + features.end]
     }
 
-    /// The sums of a step of a group of `R`.
+    /// The sums of some steps of a group of `R`.
     #[inline(always)]
-    pub(super) fn sums<const R: usize>(&self, group: usize, step: usize) -> &[f32; R] {
-        &self.sums.0.as_chunks().0[group * self.steps + step]
+    pub(super) fn sums<const R: usize>(&self, group: usize, steps: Range<usize>) -> &[[f32; R]] {
+        let at = group * self.steps;
+        &self.sums.0.as_chunks().0[at + steps.start..at + steps.end]
     }
 }
 
@@ -209,22 +210,32 @@ impl ByteRows {
         new
     }
 
-    /// A step of a group of `R`.
+    /// Some steps of a group of `R`.
     #[inline(always)]
-    pub(super) fn step<const R: usize>(&self, group: usize, step: usize) -> ByteStep<'_, R> {
-        let at = group * self.steps + step;
-        ByteStep {
-            quads: &self.quads.0.as_chunks().0[at * (self.step / 4)..],
-            scales: &self.scales.0.as_chunks().0[at],
-            sums: &self.sums.0.as_chunks().0[at],
-            starts: &self.starts.0.as_chunks().0[at],
-        }
+    pub(super) fn steps<const R: usize>(
+        &self,
+        group: usize,
+        steps: Range<usize>,
+    ) -> impl Iterator<Item = ByteStep<'_, R>> {
+        let at = group * self.steps;
+        let steps = at + steps.start..at + steps.end;
+        let quads = self.step / 4;
+        self.quads.0.as_chunks().0[steps.start * quads..steps.end * quads]
+            .chunks_exact(quads)
+            .zip(&self.scales.0.as_chunks().0[steps.clone()])
+            .zip(&self.sums.0.as_chunks().0[steps.clone()])
+            .zip(&self.starts.0.as_chunks().0[steps])
+            .map(|(((quads, scales), sums), starts)| ByteStep {
+                quads,
+                scales,
+                sums,
+                starts,
+            })
     }
 }
 
 /// What [`ByteRows`] says of one step.
 pub(super) struct ByteStep<'a, const R: usize> {
-    /// Its own first, and those of the steps after it.
     pub(super) quads: &'a [[i32; R]],
     pub(super) scales: &'a [f32; R],
     pub(super) sums: &'a [f32; R],

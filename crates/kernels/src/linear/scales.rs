@@ -29,6 +29,61 @@ struct Plane {
     lines: Lines,
     kind: Kind,
     groups: usize,
+    tile_lines: usize,
+}
+
+/// [`Scales`] of a tile.
+pub(super) struct TileScales<'a> {
+    numbers: &'a [Line],
+    kind: Kind,
+    /// With their shift.
+    factors: Option<(&'a [Line], u32)>,
+}
+
+impl TileScales<'_> {
+    /// Those of a group.
+    #[inline(always)]
+    pub(super) fn load<S: Simd>(&self, s: S, group: usize) -> [S::W; STRIPS] {
+        let numbers = match self.kind {
+            Kind::F32 => {
+                let [a, b] = [&self.numbers[2 * group], &self.numbers[2 * group + 1]];
+                ask(s, a);
+                ask(s, b);
+                [s.wide_load(a.view()), s.wide_load(b.view())]
+            }
+            Kind::F16 => f16s(s, &self.numbers[group]),
+            Kind::Bf16 => {
+                let line = &self.numbers[group];
+                ask(s, line);
+                let [a, b] = line.view::<[bf16; WIDE], STRIPS>();
+                [s.wide_bf16(a), s.wide_bf16(b)]
+            }
+            Kind::Byte => {
+                let line = &self.numbers[group / 2];
+                ask(s, line);
+                let shift = (group % 2 * 8 * STRIPS) as i32;
+                let zero = s.wide_splat(f32::from(BYTE_ZERO));
+                [
+                    s.wide_sub(s.byte(line, shift), zero),
+                    s.wide_sub(s.byte(line, shift + 8), zero),
+                ]
+            }
+        };
+        let Some((factors, shift)) = self.factors else {
+            return numbers;
+        };
+        let [a, b] = numbers;
+        let [of_a, of_b] = f16s(s, &factors[group >> shift]);
+        // Exact, so that sums are those of one level.
+        [s.wide_mul(of_a, a), s.wide_mul(of_b, b)]
+    }
+}
+
+#[inline(always)]
+fn f16s<S: Simd>(s: S, line: &Line) -> [S::W; STRIPS] {
+    ask(s, line);
+    let [a, b] = line.view::<[f16; WIDE], STRIPS>();
+    [s.wide_f16(a), s.wide_f16(b)]
 }
 
 #[derive(Clone, Copy)]
@@ -69,17 +124,17 @@ impl Scales {
         }
     }
 
-    /// A tile's numbers of a group.
+    /// Those of a tile.
     #[inline(always)]
-    pub(super) fn load<S: Simd>(&self, s: S, tile: usize, group: usize) -> [S::W; STRIPS] {
-        let numbers = self.numbers.load(s, tile, group);
-        let Some(Factors { plane, shift }) = &self.factors else {
-            return numbers;
-        };
-        let [a, b] = numbers;
-        let [of_a, of_b] = plane.load_f16(s, tile, group >> shift);
-        // Exact, so that sums are those of one level.
-        [s.wide_mul(of_a, a), s.wide_mul(of_b, b)]
+    pub(super) fn tile(&self, tile: usize) -> TileScales<'_> {
+        TileScales {
+            numbers: self.numbers.tile(tile),
+            kind: self.numbers.kind,
+            factors: self
+                .factors
+                .as_ref()
+                .map(|factors| (factors.plane.tile(tile), factors.shift)),
+        }
     }
 
     pub(super) fn get(&self, output: usize, group: usize) -> f32 {
@@ -131,11 +186,12 @@ impl Plane {
     }
 
     fn empty(kind: Kind, groups: usize, outputs: usize) -> Self {
-        let tile = (groups * TILE * kind.size()).div_ceil(size_of::<Line>());
+        let tile_lines = (groups * TILE * kind.size()).div_ceil(size_of::<Line>());
         Self {
-            lines: Lines::new(outputs.div_ceil(TILE) * tile),
+            lines: Lines::new(outputs.div_ceil(TILE) * tile_lines),
             kind,
             groups,
+            tile_lines,
         }
     }
 
@@ -144,10 +200,13 @@ impl Plane {
         let (tile, output) = (output / TILE, output % TILE);
         if let Kind::Byte = self.kind {
             let at = output % WIDE * 4 + group % 2 * STRIPS + output / WIDE;
-            return (tile * self.groups.div_ceil(2) + group / 2, at);
+            return (tile * self.tile_lines + group / 2, at);
         }
-        let at = ((tile * self.groups + group) * TILE + output) * self.kind.size();
-        (at / size_of::<Line>(), at % size_of::<Line>())
+        let at = (group * TILE + output) * self.kind.size();
+        (
+            tile * self.tile_lines + at / size_of::<Line>(),
+            at % size_of::<Line>(),
+        )
     }
 
     fn put(&mut self, output: usize, group: usize, bytes: &[u8]) {
@@ -155,43 +214,10 @@ impl Plane {
         self.lines[line].0[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
+    /// A tile's lines.
     #[inline(always)]
-    fn load<S: Simd>(&self, s: S, tile: usize, group: usize) -> [S::W; STRIPS] {
-        match self.kind {
-            Kind::F32 => {
-                let at = tile * self.groups + group;
-                let [a, b] = [&self.lines[2 * at], &self.lines[2 * at + 1]];
-                ask(s, a);
-                ask(s, b);
-                [s.wide_load(a.view()), s.wide_load(b.view())]
-            }
-            Kind::F16 => self.load_f16(s, tile, group),
-            Kind::Bf16 => {
-                let line = &self.lines[tile * self.groups + group];
-                ask(s, line);
-                let [a, b] = line.view::<[bf16; WIDE], STRIPS>();
-                [s.wide_bf16(a), s.wide_bf16(b)]
-            }
-            Kind::Byte => {
-                let line = &self.lines[tile * self.groups.div_ceil(2) + group / 2];
-                ask(s, line);
-                let shift = (group % 2 * 8 * STRIPS) as i32;
-                let zero = s.wide_splat(f32::from(BYTE_ZERO));
-                [
-                    s.wide_sub(s.byte(line, shift), zero),
-                    s.wide_sub(s.byte(line, shift + 8), zero),
-                ]
-            }
-        }
-    }
-
-    /// [`load`](Self::load) of f16.
-    #[inline(always)]
-    fn load_f16<S: Simd>(&self, s: S, tile: usize, group: usize) -> [S::W; STRIPS] {
-        let line = &self.lines[tile * self.groups + group];
-        ask(s, line);
-        let [a, b] = line.view::<[f16; WIDE], STRIPS>();
-        [s.wide_f16(a), s.wide_f16(b)]
+    fn tile(&self, tile: usize) -> &[Line] {
+        &self.lines[tile * self.tile_lines..][..self.tile_lines]
     }
 
     fn get(&self, output: usize, group: usize) -> f32 {
