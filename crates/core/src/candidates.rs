@@ -44,10 +44,30 @@ impl Candidate {
         if !last.is_none() && !logits.iter().fold(false, |any, x| any | (*x > least)) {
             return;
         }
+        if let [_] = best {
+            let largest = greatest(logits);
+            if let Some((id, logit)) = (first..).zip(logits).find(|(_, logit)| **logit == largest) {
+                Self { id, logit: *logit }.enter(best);
+            }
+            return;
+        }
         for (id, logit) in (first..).zip(logits) {
             Self { id, logit: *logit }.enter(best);
         }
     }
+}
+
+/// The greatest of some numbers, minus infinity if there is none.
+fn greatest(x: &[f32]) -> f32 {
+    let max = |a: f32, b: f32| if b > a { b } else { a };
+    let (lanes, rest) = x.as_chunks::<8>();
+    let mut most = [f32::NEG_INFINITY; 8];
+    for x in lanes {
+        for (most, x) in most.iter_mut().zip(x) {
+            *most = max(*most, *x);
+        }
+    }
+    most.iter().chain(rest).copied().fold(f32::NEG_INFINITY, max)
 }
 
 /// For each row the `count` largest of its first `among` logits, largest first, the lowest id first among equals. NaN is none

@@ -233,21 +233,6 @@ fn positions(span: usize) -> Range<usize> {
     start..start.saturating_add(SPAN)
 }
 
-/// Numbers in a cache line.
-const LINE: usize = 64 / size_of::<f32>();
-
-/// What begins with a cache line in numbers of which there are [`LINE`] too many: a wide vector that lies in two lines takes
-/// two loads.
-fn aligned(numbers: &mut [f32]) -> &mut [f32] {
-    let len = numbers.len() - LINE;
-    let skipped = numbers.as_ptr().align_offset(size_of::<f32>() * LINE).min(LINE);
-    &mut numbers[skipped..][..len]
-}
-
-fn with_aligned(len: usize, task: impl FnOnce(&mut [f32])) {
-    pool::with_scratch(len + LINE, |scratch| task(aligned(scratch)));
-}
-
 impl Call<'_> {
     /// One task a group.
     fn whole(&self, groups: &[Group<'_>]) {
@@ -255,7 +240,7 @@ impl Call<'_> {
         pool::for_each(groups.len(), work, &|task| {
             let group = &groups[task];
             let records = group.records();
-            with_aligned(group.scratch() + 2 * records, |scratch| {
+            pool::with_scratch(group.scratch() + 2 * records, |scratch| {
                 let (totals, scratch) = scratch.split_at_mut(records);
                 let (partials, scratch) = scratch.split_at_mut(records);
                 let mut partial = group.partial(self.q, scratch);
@@ -304,11 +289,11 @@ impl Call<'_> {
             heads
         };
         let wave = (threads * (PARTIALS / largest).max(TASKS_A_THREAD)).next_multiple_of(heads);
-        let len = (groups.len() + wave.min(parts.len())) * largest + LINE;
+        let len = (groups.len() + wave.min(parts.len())) * largest + pool::LINE;
         if numbers.len() < len {
             numbers.resize(len, 0.0);
         }
-        let (totals, partials) = aligned(&mut numbers[..len]).split_at_mut(groups.len() * largest);
+        let (totals, partials) = pool::aligned(&mut numbers[..len]).split_at_mut(groups.len() * largest);
         for (group, totals) in groups.iter().zip(totals.chunks_exact_mut(largest)) {
             Record::clear(totals, group.stride());
         }
@@ -325,7 +310,7 @@ impl Call<'_> {
                     let start = part * largest;
                     // SAFETY: one task has this part.
                     let records = unsafe { shared.part(start..start + group.records()) };
-                    with_aligned(group.scratch(), |scratch| {
+                    pool::with_scratch(group.scratch(), |scratch| {
                         simd::run(self.isa, group.partial(self.q, scratch).of(span, records));
                     });
                 }

@@ -102,13 +102,15 @@ impl Kernel for Unit<'_> {
         let shape = layer.shape;
         let (rows, key_dim) = (segment.rows, shape.key_dim);
         let wide = shape.value_dim.next_multiple_of(COLUMNS);
+        // In front, where it begins with a cache line.
+        let (tile, scratch) = scratch.split_at_mut(key_dim * COLUMNS);
+        let tile = tile.as_chunks_mut::<COLUMNS>().0;
         let (q, scratch) = scratch.split_at_mut(rows * key_dim);
         let (k, scratch) = scratch.split_at_mut(rows * key_dim);
         let (v, scratch) = scratch.split_at_mut(rows * wide);
         let (o, scratch) = scratch.split_at_mut(rows * wide);
         let (decays, scratch) = scratch.split_at_mut(rows);
-        let (betas, tile) = scratch.split_at_mut(rows);
-        let tile = tile.as_chunks_mut::<COLUMNS>().0;
+        let betas = &mut scratch[..rows];
 
         for record in segment.fold.iter().chain(&segment.replay) {
             ask(s, &record.key[key_head * key_dim..][..key_dim]);

@@ -28,6 +28,11 @@ pub(super) const BLOCK: usize = 256;
 /// Most rows whose totals are held at a time.
 const PANEL: usize = 48;
 
+/// Rows whose totals are held at a time.
+pub(super) fn panel(grouping: Grouping) -> usize {
+    grouping.size * grouping.groups().clamp(1, PANEL / grouping.size)
+}
+
 /// Packed weights.
 pub(super) trait Matrix: Sync {
     /// Activations as its kernel reads them.
@@ -65,12 +70,29 @@ pub(super) struct Task<'a> {
     pub(super) sink: &'a Sink<'a>,
 }
 
+impl Task<'_> {
+    /// Hands on a row's totals of a tile of a matrix of `outputs`.
+    fn give(&self, row: usize, tile: usize, outputs: usize, totals: &mut [f32]) {
+        let count = TILE.min(outputs - tile * TILE);
+        let column = self.first + tile * TILE;
+        let totals = &mut totals[..count];
+        if let Some(bias) = self.bias {
+            for (total, bias) in totals.iter_mut().zip(&bias[column..column + count]) {
+                *total += bias;
+            }
+        }
+        self.sink.take(self.number, row, column, totals);
+    }
+}
+
 /// The outputs of some tiles, for all rows.
 pub(super) struct Columns<'a, M: Matrix> {
     pub(super) matrix: &'a M,
     pub(super) rows: &'a M::Rows,
     pub(super) grouping: Grouping,
     pub(super) task: &'a Task<'a>,
+    /// Of [`panel`] rows.
+    pub(super) totals: &'a mut [Tile],
 }
 
 impl<M: Matrix> Kernel for Columns<'_, M> {
@@ -92,42 +114,34 @@ impl<M: Matrix> Kernel for Columns<'_, M> {
 impl<M: Matrix> Columns<'_, M> {
     #[inline(always)]
     fn groups<S: Simd, const R: usize>(self, s: S) {
-        let k = self.matrix.in_features();
-        let mut totals = [Tile::default(); PANEL];
-        let (totals, _) = totals.as_chunks_mut::<R>();
-        let groups = self.grouping.groups();
+        let Self {
+            matrix,
+            rows,
+            grouping,
+            task,
+            totals,
+        } = self;
+        let k = matrix.in_features();
+        let totals = totals.as_chunks_mut::<R>().0;
+        let groups = grouping.groups();
         for first in (0..groups).step_by(totals.len()) {
             let panel = first..groups.min(first + totals.len());
             let totals = &mut totals[..panel.len()];
-            for tile in self.task.tiles.clone() {
+            for tile in task.tiles.clone() {
                 totals.as_flattened_mut().fill(Tile::default());
                 for start in (0..k).step_by(BLOCK) {
                     let features = start..k.min(start + BLOCK);
                     for (group, totals) in panel.clone().zip(&mut *totals) {
                         let features = features.clone();
-                        self.matrix
-                            .add::<S, R>(s, tile, features, self.rows, group, totals);
+                        matrix.add::<S, R>(s, tile, features, rows, group, totals);
                     }
                 }
                 for (group, totals) in panel.clone().zip(&mut *totals) {
-                    for (row, totals) in self.grouping.members(group).zip(totals) {
-                        self.give(row, tile, totals.as_flattened_mut());
+                    for (row, totals) in grouping.members(group).zip(totals) {
+                        task.give(row, tile, matrix.out_features(), totals.as_flattened_mut());
                     }
                 }
             }
         }
-    }
-
-    /// Hands on a row's totals of a tile.
-    fn give(&self, row: usize, tile: usize, totals: &mut [f32]) {
-        let count = TILE.min(self.matrix.out_features() - tile * TILE);
-        let column = self.task.first + tile * TILE;
-        let totals = &mut totals[..count];
-        if let Some(bias) = self.task.bias {
-            for (total, bias) in totals.iter_mut().zip(&bias[column..column + count]) {
-                *total += bias;
-            }
-        }
-        self.task.sink.take(self.task.number, row, column, totals);
     }
 }

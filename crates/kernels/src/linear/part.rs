@@ -3,6 +3,7 @@
 use candle_core::{DType, Tensor};
 use half::{bf16, f16};
 
+use crate::pool;
 use crate::simd::{self, Isa};
 use crate::tensors::Held;
 use crate::Result;
@@ -11,7 +12,7 @@ use super::codes::{Bytes, E4m3, Nibbles};
 use super::floats::{Element, Floats};
 use super::format::{Coding, HeldGroups};
 use super::groups::{ByBytes, ByNibbles, ByTable, Full, Packed, Whole};
-use super::kernel::{Columns, Matrix, Task, TILE};
+use super::kernel::{self, Columns, Matrix, Task, TILE};
 use super::rows::{ByteRows, FloatRows, Grouping};
 use super::{ActivationPrecision, Weight, OP};
 
@@ -202,15 +203,19 @@ impl Part {
 }
 
 fn columns<M: Matrix>(isa: Isa, matrix: &M, rows: &M::Rows, grouping: Grouping, task: &Task<'_>) {
-    simd::run(
-        isa,
-        Columns {
-            matrix,
-            rows,
-            grouping,
-            task,
-        },
-    );
+    let panel = kernel::panel(grouping);
+    pool::with_scratch(panel * TILE, |scratch| {
+        simd::run(
+            isa,
+            Columns {
+                matrix,
+                rows,
+                grouping,
+                task,
+                totals: scratch.as_chunks_mut().0.as_chunks_mut().0,
+            },
+        );
+    });
 }
 
 /// Whether two weights can be packed as one matrix.

@@ -36,16 +36,27 @@ pub(crate) fn for_each(tasks: usize, work: usize, task: &(dyn Fn(usize) + Sync))
     }
 }
 
+/// Numbers in a cache line.
+pub(crate) const LINE: usize = 64 / size_of::<f32>();
+
 /// Lends a task `len` numbers to work on, whatever is in them. A thread keeps its largest loan, so that a decode step
-/// does not ask the system for memory. A task must not ask twice.
+/// does not ask the system for memory. They begin with a cache line. A task must not ask twice.
 pub(crate) fn with_scratch(len: usize, task: impl FnOnce(&mut [f32])) {
     thread_local!(static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) });
     SCRATCH.with_borrow_mut(|scratch| {
-        if scratch.len() < len {
-            scratch.resize(len, 0.0);
+        if scratch.len() < len + LINE {
+            scratch.resize(len + LINE, 0.0);
         }
-        task(&mut scratch[..len]);
+        task(aligned(&mut scratch[..len + LINE]));
     });
+}
+
+/// What begins with a cache line in numbers of which there are [`LINE`] too many: a wide vector that lies in two lines takes
+/// two loads.
+pub(crate) fn aligned(numbers: &mut [f32]) -> &mut [f32] {
+    let len = numbers.len() - LINE;
+    let skipped = numbers.as_ptr().align_offset(size_of::<f32>() * LINE).min(LINE);
+    &mut numbers[skipped..][..len]
 }
 
 /// A slice that several tasks write, each its own part.
