@@ -133,6 +133,28 @@ mod tests {
     }
 
     #[test]
+    fn one_is_the_first_of_several() {
+        let numbers = [1.0, -0.0, f32::NAN, 0.0, 3.0, f32::NEG_INFINITY, 2.0, 3.0, -1.0];
+        for len in 1..40 {
+            for start in 0..numbers.len() {
+                // Their order changes with the place, so that the greatest is in every lane and behind the last whole one.
+                let row: Vec<f32> = (0..len)
+                    .map(|i| numbers[(start + i + i * i / 7) % numbers.len()])
+                    .collect();
+                let several = ids(&row, 3, len);
+                assert_eq!(ids(&row, 1, len), several[..several.len().min(1)], "{row:?}");
+                // Piece by piece, as tasks of a head find it.
+                let mut best = [Candidate::NONE];
+                for (piece, first) in row.chunks(11).zip((0..).step_by(11)) {
+                    Candidate::enter_all(&mut best, first, piece);
+                }
+                assert_eq!(best[0].is_none(), several.is_empty());
+                assert!(several.first().is_none_or(|id| *id == best[0].id), "{row:?}");
+            }
+        }
+    }
+
+    #[test]
     fn padding_rows_of_the_head_are_never_chosen() {
         assert_eq!(ids(&[0.0, 3.0, 9.0], 1, 2), [1]);
         assert_eq!(ids(&[0.0, 3.0, 9.0], 9, 2), [1, 0]);
