@@ -48,6 +48,37 @@ fn groups_multiply_as_their_dequantized_weights() {
 }
 
 #[test]
+fn groups_that_do_not_divide_a_block_multiply_as_their_dequantized_weights() {
+    let mut numbers = Numbers(24);
+    let (weight, x) = (numbers.tensor(&[70, 576]), numbers.tensor(&[9, 576]));
+    for bits in [8, 4] {
+        for affine in [true, false] {
+            let format = GroupFormat {
+                bits,
+                group: 96,
+                affine,
+                scales: DType::F32,
+            };
+            let weights = GroupWeights::quantize(&weight, format).expect("groups");
+            let wide = Linear::new(Backend::Composed, [weights.dequantize().expect("f32")], None);
+            let expected = wide.and_then(|wide| wide.forward(&x)).expect("rows");
+            for (activations, most) in [
+                (ActivationPrecision::Full, 2e-6),
+                (ActivationPrecision::Int8, 8e-3),
+            ] {
+                let own = Linear::new(
+                    Backend::Cpu,
+                    [weights.clone().with_activations(activations)],
+                    None,
+                );
+                let apart = relative(&own.and_then(|own| own.forward(&x)).expect("rows"), &expected);
+                assert!(apart < most, "{format:?}, {activations:?}: {apart}");
+            }
+        }
+    }
+}
+
+#[test]
 fn quantizing_leaves_half_a_step() {
     let weight = Numbers(23).tensor(&[5, 128]);
     for bits in [8, 4] {
