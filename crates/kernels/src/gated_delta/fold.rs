@@ -8,8 +8,8 @@ use crate::simd;
 use crate::tensors::tensor;
 use crate::Result;
 
-use super::forward::{last_rows, records, rows_of, HeldRecords};
-use super::kernel::{Layer, Segment, Unit};
+use super::forward::{records, rows_of, HeldRecords};
+use super::kernel::{Layer, Segment, Unit, Window};
 use super::tile::State;
 use super::{check_fold, GatedDeltaShape, OP};
 
@@ -34,10 +34,10 @@ fn fold(shape: &GatedDeltaShape, arrays: &[Tensor], slices: &[RecordSlice]) -> R
 
     let mut rows = rows_of(conv.f32()?, shape.channels());
     rows.extend(fold.iter().map(|record| record.input));
-    let conv = last_rows(shape, &rows);
 
     let mut state = state.f32()?.to_vec();
     let mut new_scale = vec![0.0; shape.value_heads];
+    let mut new_conv = vec![0.0; conv.f32()?.len()];
     let work = state.len() * (1 + fold.len());
     let shared = Shared::new(&mut state);
     let layer = Layer {
@@ -56,6 +56,7 @@ fn fold(shape: &GatedDeltaShape, arrays: &[Tensor], slices: &[RecordSlice]) -> R
         state: State::Write(&shared),
         scale: scale.f32()?,
         new_scale: Some(Shared::new(&mut new_scale)),
+        window: Some(Window::new(shape, &rows, &mut new_conv)),
         records: None,
         mixed: Shared::new(&mut []),
     };
@@ -74,7 +75,7 @@ fn fold(shape: &GatedDeltaShape, arrays: &[Tensor], slices: &[RecordSlice]) -> R
         });
     });
     Ok(vec![
-        tensor(conv, arrays[0].dims())?,
+        tensor(new_conv, arrays[0].dims())?,
         tensor(state, arrays[1].dims())?,
         tensor(new_scale, arrays[2].dims())?,
     ])

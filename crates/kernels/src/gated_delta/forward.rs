@@ -8,7 +8,7 @@ use crate::simd;
 use crate::tensors::{tensor, Held};
 use crate::{Error, Result};
 
-use super::kernel::{Layer, Record, Records, Segment, Unit};
+use super::kernel::{Layer, Record, Records, Segment, Unit, Window};
 use super::states::with_states;
 use super::tile::State;
 use super::{DeltaAdvance, DeltaOutput, DeltaSegment, GatedDeltaShape, Weights, OP};
@@ -57,11 +57,6 @@ fn row_of(x: &[f32], row: usize, width: usize) -> &[f32] {
 
 pub(super) fn rows_of(x: &[f32], width: usize) -> Vec<&[f32]> {
     x.chunks_exact(width).collect()
-}
-
-/// The next call's convolution window, from all rows so far.
-pub(super) fn last_rows(shape: &GatedDeltaShape, rows: &[&[f32]]) -> Vec<f32> {
-    rows[rows.len() + 1 - shape.conv_kernel..].concat()
 }
 
 /// One segment's operands.
@@ -121,23 +116,23 @@ pub(super) fn forward(
         let folded = seen.len();
         seen.extend(replay.iter().map(|record| record.input));
         let history = seen[seen.len() + 1 - shape.conv_kernel..].to_vec();
-        let conv = if step.recording {
-            (!fold.is_empty()).then(|| last_rows(shape, &seen[..folded]))
+        if step.recording {
+            seen.truncate(folded);
         } else {
             let new = x.chunks_exact(shape.projected());
             seen.extend(new.map(|row| &row[..shape.channels()]));
-            Some(last_rows(shape, &seen))
-        };
+        }
+        let moves = !step.recording || !fold.is_empty();
         let widths = [shape.keys(), shape.value_heads, shape.values(), shape.channels()];
         let records = step
             .recording
             .then(|| widths.map(|width| vec![0.0; rows * width]));
         given.push(Given {
-            scale: conv.as_ref().map(|_| vec![0.0; shape.value_heads]),
-            conv,
+            scale: moves.then(|| vec![0.0; shape.value_heads]),
+            conv: moves.then(|| vec![0.0; (shape.conv_kernel - 1) * shape.channels()]),
             records,
         });
-        inputs.push((x, *rows, fold, replay, history, held.scale.f32()?));
+        inputs.push((x, *rows, fold, replay, history, seen, held.scale.f32()?));
         start += rows;
     }
 
@@ -148,7 +143,7 @@ pub(super) fn forward(
             let mut states = states.iter();
             let mut mixed = mixed.as_mut_slice();
             let mut ready = Vec::with_capacity(inputs.len());
-            for (((x, rows, fold, replay, history, scale), held), given) in
+            for (((x, rows, fold, replay, history, seen, scale), held), given) in
                 inputs.drain(..).zip(&held).zip(&mut given)
             {
                 let (own, rest) = std::mem::take(&mut mixed).split_at_mut(rows * shape.values());
@@ -171,6 +166,7 @@ pub(super) fn forward(
                     state,
                     scale,
                     new_scale: given.scale.as_mut().map(|scale| Shared::new(scale)),
+                    window: given.conv.as_mut().map(|conv| Window::new(shape, &seen, conv)),
                     records: given.records.as_mut().map(|records| {
                         let [key, decay, update, input] = records;
                         Records {

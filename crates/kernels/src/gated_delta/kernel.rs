@@ -43,6 +43,23 @@ pub(super) struct Records<'a> {
     pub(super) input: Shared<'a, f32>,
 }
 
+/// The last rows before the convolution, and where they go.
+pub(super) struct Window<'a> {
+    pub(super) rows: Vec<&'a [f32]>,
+    /// `[conv_kernel - 1, channels]`
+    pub(super) to: Shared<'a, f32>,
+}
+
+impl<'a> Window<'a> {
+    /// The window after all of `rows`.
+    pub(super) fn new(shape: &GatedDeltaShape, rows: &[&'a [f32]], to: &'a mut [f32]) -> Self {
+        Self {
+            rows: rows[rows.len() + 1 - shape.conv_kernel..].to_vec(),
+            to: Shared::new(to),
+        }
+    }
+}
+
 /// One segment.
 pub(super) struct Segment<'a> {
     /// `[rows, projected]`
@@ -57,6 +74,8 @@ pub(super) struct Segment<'a> {
     pub(super) scale: &'a [f32],
     /// `[value_heads]`: where the scale goes, if it moves.
     pub(super) new_scale: Option<Shared<'a, f32>>,
+    /// The convolution's window for the next call, if it moves.
+    pub(super) window: Option<Window<'a>>,
     /// Where the records go, if the call is recorded.
     pub(super) records: Option<Records<'a>>,
     /// `[rows, value_heads * value_dim]`
@@ -130,19 +149,19 @@ impl Kernel for Unit<'_> {
                 let at = row * shape.keys() + q_channel;
                 // SAFETY: one unit has this key head of this row.
                 unsafe { records.key.part(at..at + key_dim) }.copy_from_slice(k);
-                record_input(records, segment, shape, row, q_channel, key_dim);
-                record_input(records, segment, shape, row, k_channel, key_dim);
             }
         }
+        leave_inputs(shape, segment, q_channel..q_channel + key_dim);
+        leave_inputs(shape, segment, k_channel..k_channel + key_dim);
         for head in key_head * shape.group()..(key_head + 1) * shape.group() {
             let channel = 2 * shape.keys() + head * shape.value_dim;
             v.fill(0.0);
             convolve(s, layer, segment, channel, shape.value_dim, v, wide);
+            leave_inputs(shape, segment, channel..channel + shape.value_dim);
             for (row, (g, b)) in decays.iter_mut().zip(betas.iter_mut()).enumerate() {
                 *g = decay(layer, segment, row, head);
                 *b = beta(layer, segment, row, head);
                 if let Some(records) = &segment.records {
-                    record_input(records, segment, shape, row, channel, shape.value_dim);
                     let at = row * shape.value_heads + head;
                     // SAFETY: one unit has this value head of this row.
                     unsafe { records.decay.part(at..at + 1) }.fill(*g);
@@ -249,18 +268,23 @@ fn beta(layer: &Layer<'_>, segment: &Segment<'_>, row: usize, head: usize) -> f3
     (1.0 / (1.0 + (-f64::from(b)).exp())) as f32
 }
 
-fn record_input(
-    records: &Records<'_>,
-    segment: &Segment<'_>,
-    shape: &GatedDeltaShape,
-    row: usize,
-    channel: usize,
-    width: usize,
-) {
-    let at = row * shape.channels() + channel;
-    let from = &segment.projected[row * shape.projected() + channel..][..width];
-    // SAFETY: one unit has these channels of this row.
-    unsafe { records.input.part(at..at + width) }.copy_from_slice(from);
+/// Keeps some channels of the rows before the convolution: as records, and for the next call.
+fn leave_inputs(shape: &GatedDeltaShape, segment: &Segment<'_>, channels: Range<usize>) {
+    let leave = |to: &Shared<'_, f32>, row: usize, from: &[f32]| {
+        let at = row * shape.channels();
+        // SAFETY: one unit has these channels of this row.
+        unsafe { to.part(at + channels.start..at + channels.end) }.copy_from_slice(&from[channels.clone()]);
+    };
+    if let Some(records) = &segment.records {
+        for (row, from) in segment.projected.chunks_exact(shape.projected()).enumerate() {
+            leave(&records.input, row, from);
+        }
+    }
+    if let Some(window) = &segment.window {
+        for (row, from) in window.rows.iter().enumerate() {
+            leave(&window.to, row, from);
+        }
+    }
 }
 
 /// One value head.
