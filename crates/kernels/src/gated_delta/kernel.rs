@@ -45,9 +45,9 @@ pub(super) struct Records<'a> {
 
 /// The last rows before the convolution, and where they go.
 pub(super) struct Window<'a> {
-    pub(super) rows: Vec<&'a [f32]>,
+    rows: Vec<&'a [f32]>,
     /// `[conv_kernel - 1, channels]`
-    pub(super) to: Shared<'a, f32>,
+    to: Shared<'a, f32>,
 }
 
 impl<'a> Window<'a> {
