@@ -56,7 +56,7 @@ fn fold(shape: &GatedDeltaShape, arrays: &[Tensor], slices: &[RecordSlice]) -> R
         state: State::Write(&shared),
         scale: scale.f32()?,
         new_scale: Some(Shared::new(&mut new_scale)),
-        window: Some(Window::new(shape, &rows, &mut new_conv)),
+        window: Some(Window::new(shape, rows, &mut new_conv)),
         records: None,
         mixed: Shared::new(&mut []),
     };

@@ -166,7 +166,7 @@ pub(super) fn forward(
                     state,
                     scale,
                     new_scale: given.scale.as_mut().map(|scale| Shared::new(scale)),
-                    window: given.conv.as_mut().map(|conv| Window::new(shape, &seen, conv)),
+                    window: given.conv.as_mut().map(|conv| Window::new(shape, seen, conv)),
                     records: given.records.as_mut().map(|records| {
                         let [key, decay, update, input] = records;
                         Records {

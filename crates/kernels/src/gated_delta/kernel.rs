@@ -52,9 +52,10 @@ pub(super) struct Window<'a> {
 
 impl<'a> Window<'a> {
     /// The window after all of `rows`.
-    pub(super) fn new(shape: &GatedDeltaShape, rows: &[&'a [f32]], to: &'a mut [f32]) -> Self {
+    pub(super) fn new(shape: &GatedDeltaShape, mut rows: Vec<&'a [f32]>, to: &'a mut [f32]) -> Self {
+        rows.drain(..rows.len() + 1 - shape.conv_kernel);
         Self {
-            rows: rows[rows.len() + 1 - shape.conv_kernel..].to_vec(),
+            rows,
             to: Shared::new(to),
         }
     }
