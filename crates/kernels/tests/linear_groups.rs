@@ -20,6 +20,14 @@ fn relative(a: &Tensor, b: &Tensor) -> f32 {
     distance(a, b) / most.expect("a number")
 }
 
+/// How far the products of rows with grouped weights are from those with the same weights in f32.
+fn apart(weights: &GroupWeights, x: &Tensor) -> f32 {
+    let wide = Linear::new(Backend::Composed, [weights.dequantize().expect("f32")], None);
+    let expected = wide.and_then(|wide| wide.forward(x)).expect("rows");
+    let own = Linear::new(Backend::Cpu, [weights.clone()], None);
+    relative(&own.and_then(|own| own.forward(x)).expect("rows"), &expected)
+}
+
 #[test]
 fn groups_multiply_as_their_dequantized_weights() {
     let mut numbers = Numbers(22);
@@ -30,10 +38,7 @@ fn groups_multiply_as_their_dequantized_weights() {
         let Weight::Groups(weights) = &weight else {
             continue;
         };
-        let wide = Linear::new(Backend::Composed, [weights.dequantize().expect("f32")], None);
-        let expected = wide.and_then(|wide| wide.forward(&x)).expect("rows");
-        let own = Linear::new(Backend::Cpu, [weight], None).expect("a layer");
-        let apart = relative(&own.forward(&x).expect("rows"), &expected);
+        let apart = apart(weights, &x);
         let most = if kind.ends_with("Full") {
             &mut full
         } else {
@@ -60,18 +65,11 @@ fn groups_that_do_not_divide_a_block_multiply_as_their_dequantized_weights() {
                 scales: DType::F32,
             };
             let weights = GroupWeights::quantize(&weight, format).expect("groups");
-            let wide = Linear::new(Backend::Composed, [weights.dequantize().expect("f32")], None);
-            let expected = wide.and_then(|wide| wide.forward(&x)).expect("rows");
             for (activations, most) in [
                 (ActivationPrecision::Full, 2e-6),
                 (ActivationPrecision::Int8, 8e-3),
             ] {
-                let own = Linear::new(
-                    Backend::Cpu,
-                    [weights.clone().with_activations(activations)],
-                    None,
-                );
-                let apart = relative(&own.and_then(|own| own.forward(&x)).expect("rows"), &expected);
+                let apart = apart(&weights.clone().with_activations(activations), &x);
                 assert!(apart < most, "{format:?}, {activations:?}: {apart}");
             }
         }
