@@ -69,18 +69,20 @@ fn every_row_of_every_kind_has_the_bits_that_it_has_alone() {
 #[test]
 fn parts_of_different_kinds_stand_side_by_side() {
     let mut numbers = Numbers(24);
-    let x = numbers.tensor(&[5, 128]);
     let kinds = every_kind(&numbers.tensor(&[40, 128]));
     let all = Linear::new(Backend::Cpu, kinds.iter().map(|(_, weight)| weight), None).expect("a layer");
-    let each: Vec<_> = kinds
-        .iter()
-        .map(|(_, weight)| Linear::new(Backend::Cpu, [weight], None).and_then(|linear| linear.forward(&x)))
-        .collect::<Result<_, _>>()
-        .expect("rows");
-    let each = Tensor::cat(&each, 1).expect("columns");
-    for threads in [1, 3] {
-        let y = in_pool(threads, || all.forward(&x).expect("rows"));
-        same(&y, &each, "parts");
+    for rows in [1, 5] {
+        let x = numbers.tensor(&[rows, 128]);
+        let each: Vec<_> = kinds
+            .iter()
+            .map(|(_, weight)| Linear::new(Backend::Cpu, [weight], None).and_then(|linear| linear.forward(&x)))
+            .collect::<Result<_, _>>()
+            .expect("rows");
+        let each = Tensor::cat(&each, 1).expect("columns");
+        for threads in [1, 3] {
+            let y = in_pool(threads, || all.forward(&x).expect("rows"));
+            same(&y, &each, &format!("{rows} rows of parts"));
+        }
     }
     let ids: Vec<u32> = (0..40 * kinds.len() as u32).rev().step_by(7).collect();
     for (i, row) in ids

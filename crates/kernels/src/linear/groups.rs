@@ -154,11 +154,23 @@ impl<C: Code> Packed<C> {
         })
     }
 
-    /// What a tile's numbers are multiplied with, and what is added to them.
+    /// What a tile's numbers are multiplied with, and what is added to them. Those of later steps than these are on their way
+    /// then.
     #[inline(always)]
-    fn scales(&self, tile: usize) -> (TileScales<'_>, Option<TileScales<'_>>) {
+    fn scales<S: Simd>(
+        &self,
+        s: S,
+        tile: usize,
+        steps: &Range<usize>,
+    ) -> (TileScales<'_>, Option<TileScales<'_>>) {
+        let groups = steps.start / self.per_group..steps.end.div_ceil(self.per_group);
+        let scales = self.scales.tile(tile);
         let biases = self.biases.as_ref().map(|biases| biases.tile(tile));
-        (self.scales.tile(tile), biases)
+        scales.ask(s, groups.clone());
+        if let Some(biases) = &biases {
+            biases.ask(s, groups);
+        }
+        (scales, biases)
     }
 }
 
@@ -230,7 +242,7 @@ impl<C: Code> Full<'_, C> {
         let constant = self.0.code.constant(s);
         let width = self.0.step;
         let steps = features.start / width..features.end / width;
-        let (scales, biases) = self.0.scales(tile);
+        let (scales, biases) = self.0.scales(s, tile, &steps);
         let sums = rows.sums::<R>(group, steps.clone());
         let x = rows.group::<R>(group, steps.start * width..steps.end * width);
         for (i, ((lines, its), x)) in self.0.walk(tile, steps).zip(x.chunks_exact(width)).enumerate() {
@@ -367,7 +379,7 @@ impl<D: Dot> Matrix for Whole<'_, D> {
     ) {
         let width = self.0.step;
         let steps = features.start / width..features.end / width;
-        let (scales, biases) = self.0.scales(tile);
+        let (scales, biases) = self.0.scales(s, tile, &steps);
         let rows = rows.steps::<R>(group, steps.clone());
         let mut sums = [[s.wide_splat(0.0); STRIPS]; R];
         for (sums, totals) in sums.iter_mut().zip(&*totals) {

@@ -24,7 +24,7 @@ pub(super) fn step(group: usize) -> usize {
 /// Sizes of groups that kernels are made for. Each costs a kernel for every kind of weight and every instruction set.
 pub(super) const SIZES: [usize; 7] = [1, 2, 4, 5, 6, 8, 12];
 
-/// How rows are grouped: all groups have one size, and rows of zeros fill the last.
+/// How rows are grouped: all groups have one size, and the last is filled with rows that nobody asks for.
 #[derive(Clone, Copy)]
 pub(super) struct Grouping {
     pub(super) rows: usize,
@@ -80,7 +80,7 @@ impl<T> Drop for Lent<T> {
 
 /// Rows of f32.
 pub(super) struct FloatRows {
-    /// `[group][feature, to an even number][row of the group]`
+    /// `[group][feature, to an even number][row of the group]`. Rows that are missing in a group are copies of its last.
     values: Lent<f32>,
     /// `[group][step][row of the group]`: sums of the steps, in order, if asked for.
     sums: Lent<f32>,
@@ -103,17 +103,23 @@ impl FloatRows {
         pool::for_each(grouping.groups(), x.len(), &|group| {
             // SAFETY: one task a group, and groups do not overlap.
             let values = unsafe { values.part(group * even * size..(group + 1) * even * size) };
-            if size != grouping.members(group).len() || even != features {
-                values.fill(0.0);
-            }
+            values[features * size..].fill(0.0);
             // SAFETY: as above.
             let sums = unsafe { sums.part(group * steps * size..(group + 1) * steps * size) };
             sums.fill(0.0);
-            for (r, row) in grouping.members(group).enumerate() {
-                let x = &x[row * features..(row + 1) * features];
-                for (to, x) in values.iter_mut().skip(r).step_by(size).zip(x) {
-                    *to = *x;
-                }
+            let members = grouping.members(group);
+            let x = &x[members.start * features..members.end * features];
+            match size {
+                1 => interleave::<1>(x, features, values),
+                2 => interleave::<2>(x, features, values),
+                4 => interleave::<4>(x, features, values),
+                5 => interleave::<5>(x, features, values),
+                6 => interleave::<6>(x, features, values),
+                8 => interleave::<8>(x, features, values),
+                12 => interleave::<12>(x, features, values),
+                size => unreachable!("groups of {size} rows"),
+            }
+            for (r, x) in x.chunks_exact(features).enumerate() {
                 let sums = sums.iter_mut().skip(r).step_by(size);
                 for (to, x) in sums.zip(x.chunks_exact(step.unwrap_or(CHUNK))) {
                     *to = x.iter().fold(0.0, |sum, x| sum + x);
@@ -135,6 +141,25 @@ impl FloatRows {
     pub(super) fn sums<const R: usize>(&self, group: usize, steps: Range<usize>) -> &[[f32; R]] {
         let at = group * self.steps;
         &self.sums.0.as_chunks().0[at + steps.start..at + steps.end]
+    }
+}
+
+/// Puts rows of one feature side by side, `R` of them or fewer and copies of the last.
+fn interleave<const R: usize>(x: &[f32], features: usize, values: &mut [f32]) {
+    let rows: [&[f32]; R] = std::array::from_fn(|r| {
+        let row = r.min(x.len() / features - 1);
+        &x[row * features..][..features]
+    });
+    for (feature, to) in values
+        .as_chunks_mut::<R>()
+        .0
+        .iter_mut()
+        .take(features)
+        .enumerate()
+    {
+        for (to, row) in to.iter_mut().zip(rows) {
+            *to = row[feature];
+        }
     }
 }
 

@@ -1,5 +1,7 @@
 //! Scales and biases of groups.
 
+use std::ops::Range;
+
 use half::{bf16, f16};
 
 use crate::simd::{Line, Simd, WIDE};
@@ -8,8 +10,9 @@ use super::kernel::{STRIPS, TILE};
 use super::lines::Lines;
 use super::steps::{Numbers, Steps, BYTE_ZERO};
 
-/// Lines between the scales in use and those asked for from memory: nothing else asks for them in time.
-const AHEAD: usize = 16;
+/// How many runs of groups lie between the one in use and the one whose scales are asked for from memory: nothing else asks for
+/// them in time.
+const AHEAD: usize = 2;
 
 /// A number of each output and group, in one level or in two.
 pub(super) struct Scales {
@@ -41,26 +44,36 @@ pub(super) struct TileScales<'a> {
 }
 
 impl TileScales<'_> {
+    /// Asks for the scales that come a few runs after those of a run of groups, all at once: memory gives lines that lie side by
+    /// side faster than lines that are asked for one by one between those of the weights.
+    #[inline(always)]
+    pub(super) fn ask<S: Simd>(&self, s: S, groups: Range<usize>) {
+        let numbers = match self.kind {
+            Kind::F32 => 2 * groups.start..2 * groups.end,
+            Kind::F16 | Kind::Bf16 => groups.clone(),
+            Kind::Byte => groups.start / 2..groups.end.div_ceil(2),
+        };
+        ask(s, self.numbers, numbers);
+        if let Some((factors, shift)) = self.factors {
+            ask(s, factors, groups.start >> shift..((groups.end - 1) >> shift) + 1);
+        }
+    }
+
     /// Those of a group.
     #[inline(always)]
     pub(super) fn load<S: Simd>(&self, s: S, group: usize) -> [S::W; STRIPS] {
         let numbers = match self.kind {
             Kind::F32 => {
                 let [a, b] = [&self.numbers[2 * group], &self.numbers[2 * group + 1]];
-                ask(s, a);
-                ask(s, b);
                 [s.wide_load(a.view()), s.wide_load(b.view())]
             }
             Kind::F16 => f16s(s, &self.numbers[group]),
             Kind::Bf16 => {
-                let line = &self.numbers[group];
-                ask(s, line);
-                let [a, b] = line.view::<[bf16; WIDE], STRIPS>();
+                let [a, b] = self.numbers[group].view::<[bf16; WIDE], STRIPS>();
                 [s.wide_bf16(a), s.wide_bf16(b)]
             }
             Kind::Byte => {
                 let line = &self.numbers[group / 2];
-                ask(s, line);
                 let shift = (group % 2 * 8 * STRIPS) as i32;
                 let zero = s.wide_splat(f32::from(BYTE_ZERO));
                 [
@@ -81,7 +94,6 @@ impl TileScales<'_> {
 
 #[inline(always)]
 fn f16s<S: Simd>(s: S, line: &Line) -> [S::W; STRIPS] {
-    ask(s, line);
     let [a, b] = line.view::<[f16; WIDE], STRIPS>();
     [s.wide_f16(a), s.wide_f16(b)]
 }
@@ -247,7 +259,11 @@ impl Plane {
     }
 }
 
+/// Asks for the lines that come [`AHEAD`] runs after these.
 #[inline(always)]
-fn ask<S: Simd>(s: S, line: &Line) {
-    s.prefetch_once(std::ptr::from_ref(line).wrapping_add(AHEAD));
+fn ask<S: Simd>(s: S, lines: &[Line], run: Range<usize>) {
+    let ahead = AHEAD * run.len();
+    for i in run {
+        s.prefetch_once(lines.as_ptr().wrapping_add(i + ahead));
+    }
 }

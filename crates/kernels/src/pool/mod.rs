@@ -26,13 +26,22 @@ const WORTH_A_THREAD: usize = 32 * 1024;
 /// # Panics
 /// A task does; the others that were begun are over then.
 pub(crate) fn for_each(tasks: usize, work: usize, task: &(dyn Fn(usize) + Sync)) {
+    each_thread(tasks, work, &|numbers| numbers.for_each(task));
+}
+
+/// What a thread does of a job: it is given the numbers that fall to it, one after the other.
+pub(crate) type Turn<'a> = dyn Fn(&mut dyn Iterator<Item = usize>) + Sync + 'a;
+
+/// As [`for_each`], but `turn` is run once by each thread that takes part, and may find that nothing is left for it: for what a
+/// thread makes once and uses for all its tasks.
+pub(crate) fn each_thread(tasks: usize, work: usize, turn: &Turn<'_>) {
     let threads = rayon::current_num_threads()
         .min(tasks)
         .min(1 + work / WORTH_A_THREAD);
     if threads <= 1 {
-        (0..tasks).for_each(task);
+        turn(&mut (0..tasks));
     } else {
-        team::share(threads - 1, tasks, task);
+        team::share(threads - 1, tasks, turn);
     }
 }
 

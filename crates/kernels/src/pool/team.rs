@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::gate::Gate;
+use super::Turn;
 
 /// How long a worker looks out for the next job before it goes back to the pool. A token's kernels follow each other within
 /// a few microseconds; to be called back costs a worker 5 to 50.
@@ -21,12 +22,12 @@ const LOOKS: u32 = 64;
 
 thread_local!(static THREAD: ThisThread = const { ThisThread { busy: Cell::new(false), team: OnceCell::new() } });
 
-/// Runs `task` for every number below `tasks` on this thread and on up to `helpers` others of the current pool. Inside
-/// another such call, on this thread alone.
-pub(super) fn share(helpers: usize, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+/// Gives every number below `tasks` to a turn of this thread or of one of up to `helpers` others of the current pool. Inside
+/// another such call, of this thread alone.
+pub(super) fn share(helpers: usize, tasks: usize, turn: &Turn<'_>) {
     THREAD.with(|thread| match thread.occupy() {
-        Some(_busy) => thread.team.get_or_init(Team::new).run(helpers, tasks, task),
-        None => (0..tasks).for_each(task),
+        Some(_busy) => thread.team.get_or_init(Team::new).run(helpers, tasks, turn),
+        None => turn(&mut (0..tasks)),
     });
 }
 
@@ -55,7 +56,7 @@ impl Drop for Busy<'_> {
 /// What is to be done. Lives as long as the leader is in [`Team::run`].
 #[derive(Clone, Copy)]
 struct Job {
-    task: *const (dyn Fn(usize) + Sync),
+    turn: *const Turn<'static>,
     /// Ranges that the tasks are cut into.
     ranges: usize,
 }
@@ -66,6 +67,17 @@ struct Job {
 struct Tasks {
     next: AtomicUsize,
     end: AtomicUsize,
+}
+
+impl Tasks {
+    /// Those that nobody has begun when they are asked for.
+    fn numbers(&self) -> impl Iterator<Item = usize> + '_ {
+        let end = self.end.load(Ordering::Relaxed);
+        std::iter::from_fn(move || {
+            let number = self.next.fetch_add(1, Ordering::Relaxed);
+            (number < end).then_some(number)
+        })
+    }
 }
 
 /// What a leader shares with workers.
@@ -109,17 +121,17 @@ impl Team {
     }
 
     /// Leader: the whole job.
-    fn run(self: &Arc<Self>, helpers: usize, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
-        let task: *const (dyn Fn(usize) + Sync + '_) = task;
+    fn run(self: &Arc<Self>, helpers: usize, tasks: usize, turn: &Turn<'_>) {
+        let turn: *const Turn<'_> = turn;
         // SAFETY: only the lifetime changes. Nobody uses the pointer after `close`, which comes before this returns.
-        let task: *const (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(task) };
+        let turn: *const Turn<'static> = unsafe { std::mem::transmute(turn) };
         let ranges = self.ranges.len().min(helpers + 1);
         for (i, range) in self.ranges[..ranges].iter().enumerate() {
             range.0.next.store(tasks * i / ranges, Ordering::Relaxed);
             range.0.end.store(tasks * (i + 1) / ranges, Ordering::Relaxed);
         }
         self.came.0.store(0, Ordering::Relaxed);
-        let job = Job { task, ranges };
+        let job = Job { turn, ranges };
         // SAFETY: the gate is closed and nobody is inside.
         unsafe { *self.job.get() = Some(job) };
         self.gate.0.open(helpers);
@@ -153,20 +165,11 @@ impl Team {
     /// # Safety
     /// `job` is this team's and is not over: the caller is its leader before `close`, or inside the gate.
     unsafe fn drain(&self, job: Job) {
-        // SAFETY: the job is not over, so its task lives.
-        let task = unsafe { &*job.task };
+        // SAFETY: the job is not over, so what it points to lives.
+        let turn = unsafe { &*job.turn };
         let ranges = &self.ranges[..job.ranges];
         let (before, after) = ranges.split_at(self.came.0.fetch_add(1, Ordering::Relaxed) % job.ranges);
-        for Line(range) in after.iter().chain(before) {
-            let end = range.end.load(Ordering::Relaxed);
-            loop {
-                let index = range.next.fetch_add(1, Ordering::Relaxed);
-                if index >= end {
-                    break;
-                }
-                task(index);
-            }
-        }
+        turn(&mut after.iter().chain(before).flat_map(|range| range.0.numbers()));
     }
 
     /// Worker: what the pool is asked to run.
