@@ -75,7 +75,9 @@ fn parts_of_different_kinds_stand_side_by_side() {
         let x = numbers.tensor(&[rows, 128]);
         let each: Vec<_> = kinds
             .iter()
-            .map(|(_, weight)| Linear::new(Backend::Cpu, [weight], None).and_then(|linear| linear.forward(&x)))
+            .map(|(_, weight)| {
+                Linear::new(Backend::Cpu, [weight], None).and_then(|linear| linear.forward(&x))
+            })
             .collect::<Result<_, _>>()
             .expect("rows");
         let each = Tensor::cat(&each, 1).expect("columns");
