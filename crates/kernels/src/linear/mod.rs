@@ -13,8 +13,6 @@ mod scales;
 mod sink;
 mod steps;
 
-use std::ops::Range;
-
 use candle_core::{DType, Tensor};
 use recant_core::Candidate;
 
@@ -34,10 +32,7 @@ use sink::Sink;
 
 const OP: Op = Op("linear");
 
-/// Tasks that each thread is to have, so that one which is held up leaves its share to others.
-const TASKS_A_THREAD: usize = 4;
-
-/// Most tiles of a task.
+/// Most tiles of a run.
 const MOST_TILES: usize = 16;
 
 /// A weight matrix as a checkpoint has it.
@@ -195,7 +190,7 @@ impl Linear {
             y: Shared::new(&mut y.spare_capacity_mut()[..rows * width]),
             width,
         };
-        self.run(parts, x, &sink, self.tasks(parts, rows))?;
+        self.run(parts, x, &sink, 1)?;
         // SAFETY: the capacity is that large, and `run` gives the sink every output of every row.
         unsafe { y.set_len(rows * width) };
         tensor(y, &[rows, width])
@@ -216,31 +211,22 @@ impl Linear {
         let Weights::Packed(parts) = &self.weights else {
             return Ok(recant_core::largest(&self.forward(x)?, count, among)?);
         };
-        let tasks = self.tasks(parts, rows);
-        let mut best = vec![Candidate::NONE; tasks.count * rows * count];
+        let tasks = tiles(parts).div_ceil(MOST_TILES);
+        let mut best = vec![Candidate::NONE; tasks * rows * count];
         let sink = Sink::Largest {
             best: Shared::new(&mut best),
             rows,
             count,
             among,
         };
-        self.run(parts, x, &sink, tasks)?;
+        self.run(parts, x, &sink, MOST_TILES)?;
         Ok((0..rows)
             .map(|row| sink::merge(&best, row, rows, count))
             .collect())
     }
 
-    fn tasks(&self, parts: &[Part], rows: usize) -> Tasks {
-        let tiles: usize = parts.iter().map(Part::tiles).sum();
-        let tiles_each = (tiles / (TASKS_A_THREAD * rayon::current_num_threads())).clamp(1, MOST_TILES);
-        Tasks {
-            tiles_each,
-            count: parts.iter().map(|part| part.tiles().div_ceil(tiles_each)).sum(),
-            work: rows * self.out_features * self.in_features,
-        }
-    }
-
-    fn run(&self, parts: &[Part], x: &Tensor, sink: &Sink<'_>, tasks: Tasks) -> Result<()> {
+    /// Gives `sink` all outputs, in tasks of so many tiles.
+    fn run(&self, parts: &[Part], x: &Tensor, sink: &Sink<'_>, tiles_each: usize) -> Result<()> {
         let isa = simd::isa();
         let held = OP.hold("x", x)?;
         let x = held.f32()?;
@@ -255,24 +241,34 @@ impl Linear {
             true => Vec::new(),
             false => parts.iter().map(|part| part.inputs(isa, x)).collect(),
         };
-        pool::each_thread(tasks.count, tasks.work, &|numbers| {
+        let tasks = tiles(parts).div_ceil(tiles_each);
+        let work = x.len() * self.out_features;
+        pool::each_run(tasks, MOST_TILES / tiles_each, work, &|runs| {
             let mut own: Option<(usize, Inputs)> = None;
-            for number in numbers {
-                let (index, tiles, first) = tasks.find(parts, number);
-                let part = &parts[index];
-                let inputs = match (shared.get(index), &mut own) {
-                    (Some(inputs), _) => inputs,
-                    (None, Some((of, inputs))) if *of == index => inputs,
-                    (None, own) => &own.insert((index, part.inputs(isa, x))).1,
-                };
-                let task = Task {
-                    tiles,
-                    number,
-                    first,
-                    bias,
-                    sink,
-                };
-                part.run(isa, inputs, &task);
+            for run in runs {
+                let tiles = run.start * tiles_each..run.end * tiles_each;
+                let (mut before, mut first) = (0, 0);
+                for (index, part) in parts.iter().enumerate() {
+                    let end = before + part.tiles();
+                    let tiles = tiles.start.max(before)..tiles.end.min(end);
+                    if !tiles.is_empty() {
+                        let inputs = match (shared.get(index), &mut own) {
+                            (Some(inputs), _) => inputs,
+                            (None, Some((of, inputs))) if *of == index => inputs,
+                            (None, own) => &own.insert((index, part.inputs(isa, x))).1,
+                        };
+                        let task = Task {
+                            tiles: tiles.start - before..tiles.end - before,
+                            number: run.start,
+                            first,
+                            bias,
+                            sink,
+                        };
+                        part.run(isa, inputs, &task);
+                    }
+                    before = end;
+                    first += part.out_features();
+                }
             }
         });
         Ok(())
@@ -374,29 +370,9 @@ impl Linear {
     }
 }
 
-/// How a call is cut up.
-#[derive(Clone, Copy)]
-struct Tasks {
-    tiles_each: usize,
-    count: usize,
-    work: usize,
-}
-
-impl Tasks {
-    /// The part of a task, its tiles there, and where among all outputs those of the part begin.
-    fn find(&self, parts: &[Part], task: usize) -> (usize, Range<usize>, usize) {
-        let (mut first, mut left) = (0, task);
-        for (index, part) in parts.iter().enumerate() {
-            let count = part.tiles().div_ceil(self.tiles_each);
-            if left < count {
-                let start = left * self.tiles_each;
-                return (index, start..part.tiles().min(start + self.tiles_each), first);
-            }
-            left -= count;
-            first += part.out_features();
-        }
-        unreachable!("task {task} of {}", self.count)
-    }
+/// Tiles of all parts.
+fn tiles(parts: &[Part]) -> usize {
+    parts.iter().map(Part::tiles).sum()
 }
 
 /// All parts as one matrix of candle's: of their own type if they share one, else in f32.

@@ -1,12 +1,13 @@
 //! Work is split over outputs and handed out by a counter, in the current rayon pool.
 
 mod gate;
+mod left;
 mod team;
 
 #[cfg(test)]
 mod tests;
 
-/// Where the gate's atomics come from: its model checker has others.
+/// Where the atomics of the gate and of what is left come from: their model checker has others.
 mod atomic {
     pub(super) use std::sync::atomic::{AtomicU64, Ordering};
 }
@@ -26,23 +27,32 @@ const WORTH_A_THREAD: usize = 32 * 1024;
 /// # Panics
 /// A task does; the others that were begun are over then.
 pub(crate) fn for_each(tasks: usize, work: usize, task: &(dyn Fn(usize) + Sync)) {
-    each_thread(tasks, work, &|numbers| numbers.for_each(task));
+    each_run(tasks, 1, work, &|runs| runs.for_each(|run| run.for_each(task)));
 }
 
-/// What a thread does of a job: it is given the numbers that fall to it, one after the other.
-pub(crate) type Turn<'a> = dyn Fn(&mut dyn Iterator<Item = usize>) + Sync + 'a;
+/// What a thread does of a job: it is given runs of tasks, one after the other, and has to do them all.
+pub(crate) type Turn<'a> = dyn Fn(&mut dyn Iterator<Item = Range<usize>>) + Sync + 'a;
 
-/// As [`for_each`], but `turn` is run once by each thread that takes part, and may find that nothing is left for it: for what a
-/// thread makes once and uses for all its tasks.
-pub(crate) fn each_thread(tasks: usize, work: usize, turn: &Turn<'_>) {
+/// As [`for_each`], for tasks of which a run of up to `most` costs less than each by itself. Runs become shorter towards the
+/// end, so that threads end together. `turn` is run once by each thread that takes part, and may find that nothing is left.
+pub(crate) fn each_run(tasks: usize, most: usize, work: usize, turn: &Turn<'_>) {
     let threads = rayon::current_num_threads()
         .min(tasks)
         .min(1 + work / WORTH_A_THREAD);
-    if threads <= 1 {
-        turn(&mut (0..tasks));
+    if threads <= 1 || tasks > left::MOST {
+        alone(tasks, most, turn);
     } else {
-        team::share(threads - 1, tasks, turn);
+        team::share(threads - 1, tasks, most, turn);
     }
+}
+
+/// Runs all tasks on this thread.
+fn alone(tasks: usize, most: usize, turn: &Turn<'_>) {
+    turn(
+        &mut (0..tasks)
+            .step_by(most)
+            .map(|start| start..tasks.min(start + most)),
+    );
 }
 
 /// Numbers in a cache line.

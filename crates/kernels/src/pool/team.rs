@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::gate::Gate;
-use super::Turn;
+use super::left::Left;
+use super::{alone, Turn};
 
 /// How long a worker looks out for the next job before it goes back to the pool. A token's kernels follow each other within
 /// a few microseconds; to be called back costs a worker 5 to 50.
@@ -22,12 +23,12 @@ const LOOKS: u32 = 64;
 
 thread_local!(static THREAD: ThisThread = const { ThisThread { busy: Cell::new(false), team: OnceCell::new() } });
 
-/// Gives every number below `tasks` to a turn of this thread or of one of up to `helpers` others of the current pool. Inside
-/// another such call, of this thread alone.
-pub(super) fn share(helpers: usize, tasks: usize, turn: &Turn<'_>) {
+/// Shares tasks among this thread and up to `helpers` others of the current pool. Inside another such call this thread runs them
+/// alone.
+pub(super) fn share(helpers: usize, tasks: usize, most: usize, turn: &Turn<'_>) {
     THREAD.with(|thread| match thread.occupy() {
-        Some(_busy) => thread.team.get_or_init(Team::new).run(helpers, tasks, turn),
-        None => turn(&mut (0..tasks)),
+        Some(_busy) => thread.team.get_or_init(Team::new).run(helpers, tasks, most, turn),
+        None => alone(tasks, most, turn),
     });
 }
 
@@ -57,34 +58,18 @@ impl Drop for Busy<'_> {
 #[derive(Clone, Copy)]
 struct Job {
     turn: *const Turn<'static>,
-    /// Ranges that the tasks are cut into.
-    ranges: usize,
-}
-
-/// Neighbouring tasks, which mostly read memory one after the other: whoever comes first to a range goes through it from the
-/// front, and helps with the other ranges only after it.
-#[derive(Default)]
-struct Tasks {
-    next: AtomicUsize,
-    end: AtomicUsize,
-}
-
-impl Tasks {
-    /// Those that nobody has begun when they are asked for.
-    fn numbers(&self) -> impl Iterator<Item = usize> + '_ {
-        let end = self.end.load(Ordering::Relaxed);
-        std::iter::from_fn(move || {
-            let number = self.next.fetch_add(1, Ordering::Relaxed);
-            (number < end).then_some(number)
-        })
-    }
+    /// Threads that may take part, and ranges that the tasks are cut into.
+    threads: usize,
+    /// Most tasks of a run.
+    most: usize,
 }
 
 /// What a leader shares with workers.
 struct Team {
     gate: Line<Gate>,
-    /// One range for each thread of the pool.
-    ranges: Box<[Line<Tasks>]>,
+    /// A range of tasks for each thread of the pool. Neighbouring tasks mostly read memory one after the other, so each goes
+    /// through its own from the front.
+    ranges: Box<[Line<Left>]>,
     /// How many have come to this job.
     came: Line<AtomicUsize>,
     /// Written by the leader while the gate is closed, read by those inside.
@@ -111,7 +96,7 @@ impl Team {
         Arc::new(Self {
             gate: Line(Gate::new()),
             ranges: (0..rayon::current_num_threads())
-                .map(|_| Line::default())
+                .map(|_| Line(Left::none()))
                 .collect(),
             came: Line::default(),
             job: UnsafeCell::new(None),
@@ -121,17 +106,17 @@ impl Team {
     }
 
     /// Leader: the whole job.
-    fn run(self: &Arc<Self>, helpers: usize, tasks: usize, turn: &Turn<'_>) {
+    fn run(self: &Arc<Self>, helpers: usize, tasks: usize, most: usize, turn: &Turn<'_>) {
         let turn: *const Turn<'_> = turn;
         // SAFETY: only the lifetime changes. Nobody uses the pointer after `close`, which comes before this returns.
         let turn: *const Turn<'static> = unsafe { std::mem::transmute(turn) };
-        let ranges = self.ranges.len().min(helpers + 1);
-        for (i, range) in self.ranges[..ranges].iter().enumerate() {
-            range.0.next.store(tasks * i / ranges, Ordering::Relaxed);
-            range.0.end.store(tasks * (i + 1) / ranges, Ordering::Relaxed);
+        let threads = self.ranges.len().min(helpers + 1);
+        let helpers = threads - 1;
+        for (i, range) in self.ranges[..threads].iter().enumerate() {
+            range.0.put(tasks * i / threads..tasks * (i + 1) / threads);
         }
         self.came.0.store(0, Ordering::Relaxed);
-        let job = Job { turn, ranges };
+        let job = Job { turn, threads, most };
         // SAFETY: the gate is closed and nobody is inside.
         unsafe { *self.job.get() = Some(job) };
         self.gate.0.open(helpers);
@@ -167,9 +152,14 @@ impl Team {
     unsafe fn drain(&self, job: Job) {
         // SAFETY: the job is not over, so what it points to lives.
         let turn = unsafe { &*job.turn };
-        let ranges = &self.ranges[..job.ranges];
-        let (before, after) = ranges.split_at(self.came.0.fetch_add(1, Ordering::Relaxed) % job.ranges);
-        turn(&mut after.iter().chain(before).flat_map(|range| range.0.numbers()));
+        // The leader and those who found a seat: each has a range of its own.
+        let (before, rest) = self.ranges[..job.threads].split_at(self.came.0.fetch_add(1, Ordering::Relaxed));
+        let Some((Line(own), after)) = rest.split_first() else {
+            return;
+        };
+        turn(&mut std::iter::from_fn(|| {
+            own.next(job.most, after.iter().chain(before).map(|Line(range)| range))
+        }));
     }
 
     /// Worker: what the pool is asked to run.

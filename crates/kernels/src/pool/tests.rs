@@ -5,7 +5,7 @@ use std::sync::{mpsc, Mutex};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
-use super::for_each;
+use super::{each_run, for_each};
 
 /// Enough work for every thread.
 const PLENTY: usize = usize::MAX / 2;
@@ -87,6 +87,49 @@ fn every_task_runs_once_in_pools_of_any_size() {
         pool(threads).install(|| jobs(threads as u64));
     }
     jobs(0);
+}
+
+#[test]
+fn runs_are_every_task_once_and_not_longer_than_asked() {
+    for threads in [1, 2, 3] {
+        pool(threads).install(|| {
+            let mut random = random(threads as u64);
+            for _ in 0..ROUNDS {
+                let (tasks, most) = (random(200), 1 + random(20));
+                let ran: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
+                each_run(tasks, most, PLENTY, &|runs| {
+                    for run in runs {
+                        assert!(!run.is_empty() && run.len() <= most, "{run:?} of {most}");
+                        for task in run {
+                            ran[task].fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                });
+                let ran: Vec<usize> = ran.into_iter().map(AtomicUsize::into_inner).collect();
+                assert_eq!(ran, vec![1; tasks]);
+            }
+        });
+    }
+}
+
+/// One of three threads is held up in its first task: the others do all that is not in its hands.
+#[test]
+fn who_is_held_up_leaves_the_rest_to_others() {
+    const TASKS: usize = 30;
+    pool(3).install(|| {
+        for _ in 0..10 {
+            let (begun, over) = (AtomicUsize::new(0), AtomicUsize::new(0));
+            for_each(TASKS, PLENTY, &|_| {
+                if begun.fetch_add(1, Ordering::SeqCst) == 0 {
+                    assert!(
+                        wait_for(|| over.load(Ordering::SeqCst) == TASKS - 1),
+                        "nobody helped"
+                    );
+                }
+                over.fetch_add(1, Ordering::SeqCst);
+            });
+        }
+    });
 }
 
 #[test]
