@@ -154,8 +154,15 @@ impl Kernel for Unit<'_> {
         }
         leave_inputs(shape, segment, q_channel..q_channel + key_dim);
         leave_inputs(shape, segment, k_channel..k_channel + key_dim);
+        if key_head + 1 < shape.key_heads {
+            ask_inputs(s, layer, segment, q_channel + key_dim, key_dim);
+            ask_inputs(s, layer, segment, k_channel + key_dim, key_dim);
+        }
         for head in key_head * shape.group()..(key_head + 1) * shape.group() {
             let channel = 2 * shape.keys() + head * shape.value_dim;
+            if head + 1 < shape.value_heads {
+                ask_inputs(s, layer, segment, channel + shape.value_dim, shape.value_dim);
+            }
             v.fill(0.0);
             convolve(s, layer, segment, channel, shape.value_dim, v, wide);
             leave_inputs(shape, segment, channel..channel + shape.value_dim);
@@ -195,6 +202,22 @@ impl Kernel for Unit<'_> {
 fn ask<S: Simd>(s: S, x: &[f32]) {
     for line in x.chunks(16) {
         s.prefetch(line.as_ptr());
+    }
+}
+
+/// Asks for what [`convolve`] is to read for the next head: short pieces, which the machine does not guess.
+#[inline(always)]
+fn ask_inputs<S: Simd>(s: S, layer: &Layer<'_>, segment: &Segment<'_>, channel: usize, width: usize) {
+    /// More rows would push each other out of the cache before they are read.
+    const ROWS: usize = 16;
+    for weights in layer.conv.chunks_exact(layer.shape.channels()) {
+        ask(s, &weights[channel..channel + width]);
+    }
+    for x in &segment.history {
+        ask(s, &x[channel..channel + width]);
+    }
+    for x in segment.projected.chunks_exact(layer.shape.projected()).take(ROWS) {
+        ask(s, &x[channel..channel + width]);
     }
 }
 
