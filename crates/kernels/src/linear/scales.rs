@@ -10,8 +10,7 @@ use super::kernel::{STRIPS, TILE};
 use super::lines::Lines;
 use super::steps::{Numbers, Steps, BYTE_ZERO};
 
-/// How many runs of groups lie between the one in use and the one whose scales are asked for from memory: nothing else asks for
-/// them in time.
+/// So many runs of groups after those in use their scales are asked for from memory: nothing else asks for them in time.
 const AHEAD: usize = 2;
 
 /// A number of each output and group, in one level or in two.
