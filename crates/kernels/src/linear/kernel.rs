@@ -58,10 +58,10 @@ pub(super) trait Matrix: Sync {
     );
 }
 
-/// What one task of a call does.
+/// What one run of a call's tasks does.
 pub(super) struct Task<'a> {
     pub(super) tiles: Range<usize>,
-    /// Which of the call's tasks this is.
+    /// The first of the tasks.
     pub(super) number: usize,
     /// Where among all outputs those of the matrix begin.
     pub(super) first: usize,

@@ -35,6 +35,9 @@ const OP: Op = Op("linear");
 /// Most tiles of a run.
 const MOST_TILES: usize = 16;
 
+/// Tasks that each thread is to have where a task keeps a list of its own.
+const TASKS_A_THREAD: usize = 4;
+
 /// A weight matrix as a checkpoint has it.
 #[derive(Debug, Clone)]
 pub enum Weight {
@@ -211,15 +214,16 @@ impl Linear {
         let Weights::Packed(parts) = &self.weights else {
             return Ok(recant_core::largest(&self.forward(x)?, count, among)?);
         };
-        let tasks = tiles(parts).div_ceil(MOST_TILES);
-        let mut best = vec![Candidate::NONE; tasks * rows * count];
+        let tiles = tiles(parts);
+        let tiles_each = (tiles / (TASKS_A_THREAD * rayon::current_num_threads())).clamp(1, MOST_TILES);
+        let mut best = vec![Candidate::NONE; tiles.div_ceil(tiles_each) * rows * count];
         let sink = Sink::Largest {
             best: Shared::new(&mut best),
             rows,
             count,
             among,
         };
-        self.run(parts, x, &sink, MOST_TILES)?;
+        self.run(parts, x, &sink, tiles_each)?;
         Ok((0..rows)
             .map(|row| sink::merge(&best, row, rows, count))
             .collect())

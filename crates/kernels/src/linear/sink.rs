@@ -13,7 +13,7 @@ pub(super) enum Sink<'a> {
         y: Shared<'a, MaybeUninit<f32>>,
         width: usize,
     },
-    /// Each task keeps the largest of its own: `[tasks, rows, count]`, largest first.
+    /// Each run of tasks keeps the largest of its own, in its first task's place: `[tasks, rows, count]`, largest first.
     Largest {
         best: Shared<'a, Candidate>,
         rows: usize,
