@@ -68,7 +68,7 @@ const EXPERT: usize = 22;
 const DRAFTER: usize = 16;
 
 /// What a full attention layer asks for beyond its share when it begins a block of its cache.
-const BLOCK: usize = 20;
+const BLOCK: usize = 26;
 
 /// Requests of lists that grow with the text, in a round in which they do.
 const LISTS: usize = 8;
@@ -180,12 +180,13 @@ impl Subject {
         bytes.sum()
     }
 
-    /// Bytes of the largest request that no row of activations explains: keys or values of a block.
+    /// Bytes of the largest request that no row of activations explains: keys or values of a block, and less than a cache line
+    /// by which they are shifted.
     fn largest_block(&self) -> usize {
         let layers = self.model.spec().layout.layers.iter();
         let bytes = layers.map(|layer| match layer {
             LayerLayout::Attention(row) => {
-                BLOCK_POSITIONS * row.kv_heads * row.head_dim * row.dtype.size_in_bytes()
+                BLOCK_POSITIONS * row.kv_heads * row.head_dim * row.dtype.size_in_bytes() + 63
             }
             LayerLayout::Recurrent(_) => 0,
         });

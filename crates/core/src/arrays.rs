@@ -2,8 +2,9 @@
 
 use std::collections::VecDeque;
 
-use candle_core::{CpuStorage, Device, Storage, Tensor};
+use candle_core::{Device, Tensor};
 
+use crate::memory;
 use crate::{
     Cache, Checkpoint, Error, Footprint, Ledger, RecordSlice, RecurrentCache, RecurrentLayout, RecurrentStep,
     Result, Snapshot,
@@ -164,7 +165,7 @@ impl Cache for ArraysCache {
         let arrays = if journal.is_empty() {
             self.arrays
                 .iter()
-                .map(Tensor::copy)
+                .map(Tensor::force_contiguous)
                 .collect::<candle_core::Result<Vec<_>>>()?
         } else {
             self.layout.fold.fold(&self.arrays, &journal)?
@@ -189,8 +190,7 @@ impl Cache for ArraysCache {
         self.fits(from)?;
         let mut arrays = Vec::with_capacity(self.layout.arrays.len());
         for spec in &self.layout.arrays {
-            let array = from.array(spec, None)?.to_device(&self.device)?;
-            arrays.push(array.force_contiguous()?);
+            arrays.push(memory::copy(from.array(spec, None)?, &self.device)?);
         }
         self.set(arrays, from.len());
         Ok(())
@@ -277,7 +277,10 @@ impl RecurrentCache for ArraysCache {
         for (spec, record) in self.layout.records.iter().zip(&records) {
             spec.check(record, Some(tokens))?;
         }
-        self.arrays = arrays.into_iter().map(owned).collect::<Result<Vec<_>>>()?;
+        self.arrays = arrays
+            .into_iter()
+            .map(memory::owned)
+            .collect::<Result<Vec<_>>>()?;
         self.journal.drain(..self.committed);
         self.committed = 0;
         if recording {
@@ -296,40 +299,10 @@ impl RecurrentCache for ArraysCache {
     }
 }
 
-/// The array itself if it is all of its storage, or else a copy. A view would keep all that it was cut from alive, and
-/// every snapshot would copy that too.
-///
-/// Off the CPU the size of the storage is not known, so a view that starts where its storage does passes for whole.
-pub(crate) fn owned(array: Tensor) -> Result<Tensor> {
-    let whole = {
-        let (storage, layout) = array.storage_and_layout();
-        let elements = match &*storage {
-            Storage::Cpu(storage) => elements(storage),
-            _ => Some(array.elem_count()),
-        };
-        layout.is_contiguous() && layout.start_offset() == 0 && elements == Some(array.elem_count())
-    };
-    Ok(if whole { array } else { array.force_contiguous()? })
-}
-
-/// Elements in a storage; `None` for types that no kernel writes.
-fn elements(storage: &CpuStorage) -> Option<usize> {
-    match storage {
-        CpuStorage::U8(data) => Some(data.len()),
-        CpuStorage::U32(data) => Some(data.len()),
-        CpuStorage::I64(data) => Some(data.len()),
-        CpuStorage::BF16(data) => Some(data.len()),
-        CpuStorage::F16(data) => Some(data.len()),
-        CpuStorage::F32(data) => Some(data.len()),
-        CpuStorage::F64(data) => Some(data.len()),
-        _ => None,
-    }
-}
-
 fn zeros(layout: &RecurrentLayout, device: &Device) -> Result<Vec<Tensor>> {
     let mut arrays = Vec::with_capacity(layout.arrays.len());
     for spec in &layout.arrays {
-        arrays.push(Tensor::zeros(spec.shape.as_slice(), spec.dtype, device)?);
+        arrays.push(memory::zeros(spec.shape.as_slice(), spec.dtype, device)?);
     }
     Ok(arrays)
 }

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use candle_core::{DType, Device, Tensor};
 
+use crate::memory;
 use crate::{ArraySpec, AttentionLayout, Error, KvBlock, Result, Snapshot};
 
 /// Rows at positions `first..end`, in blocks that start at multiples of `block`.
@@ -163,7 +164,9 @@ impl Blocks {
 
     /// Copies of the rows at positions `from..to`: `[to - from, kv_heads, head_dim]`.
     pub(crate) fn copy(&self, from: usize, to: usize) -> Result<(Tensor, Tensor)> {
-        let (keys, values) = (self.fresh(to - from)?, self.fresh(to - from)?);
+        let shape = (to - from, self.layout.kv_heads, self.layout.head_dim);
+        let zeros = || Tensor::zeros(shape, self.stored, &self.device);
+        let (keys, values) = (zeros()?, zeros()?);
         for block in self.view(from)? {
             let rows = block.rows.min(to.saturating_sub(block.start));
             if rows > 0 {
@@ -207,6 +210,6 @@ impl Blocks {
 
     fn fresh(&self, rows: usize) -> Result<Tensor> {
         let shape = (rows, self.layout.kv_heads, self.layout.head_dim);
-        Ok(Tensor::zeros(shape, self.stored, &self.device)?)
+        memory::zeros(shape, self.stored, &self.device)
     }
 }

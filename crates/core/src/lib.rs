@@ -22,6 +22,7 @@ mod checkpoint;
 mod error;
 mod kv;
 mod layout;
+mod memory;
 mod model;
 pub mod persist;
 mod rotating;

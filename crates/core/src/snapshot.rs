@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use candle_core::Tensor;
 
-use crate::arrays::owned;
+use crate::memory::owned;
 use crate::{ArraySpec, Error, Result};
 
 /// A cache's state: settled, owned, and sharing no storage with the cache it came from.
@@ -137,8 +137,8 @@ impl Snapshot {
         own + self.parts.iter().map(Self::bytes).sum::<usize>()
     }
 
-    /// The same with arrays that are all of their storage. One that was a view is copied, so that it does not keep alive what
-    /// it was cut from.
+    /// The same with arrays that are all of their storage, but for less than a cache line. One that was a view of more is copied,
+    /// so that it does not keep alive what it was cut from.
     ///
     /// # Errors
     /// An array of rows has not one for each token.

@@ -99,13 +99,15 @@ fn a_call_whose_records_were_trimmed_meanwhile_is_not_taken() -> Result<()> {
     Ok(())
 }
 
-/// Bytes of the storage behind `tensor`, which may be more than its own.
-fn storage_elements(tensor: &Tensor) -> Result<usize> {
+/// The storage behind `tensor` is its own, but for less than a cache line, by which it may be shifted.
+fn assert_owned(tensor: &Tensor) -> Result<()> {
     let (storage, _) = tensor.storage_and_layout();
-    match &*storage {
-        Storage::Cpu(storage) => Ok(storage.as_slice::<f32>()?.len()),
-        _ => unreachable!("the test runs on the CPU"),
-    }
+    let Storage::Cpu(storage) = &*storage else {
+        unreachable!("the test runs on the CPU");
+    };
+    let all = storage.as_slice::<f32>()?.len();
+    assert!(all - tensor.elem_count() < 16, "{} of {all}", tensor.elem_count());
+    Ok(())
 }
 
 /// Feeds rows as a layer does that cuts its new window off a long convolution input.
@@ -134,10 +136,8 @@ fn c116_arrays_and_snapshots_own_their_storage_and_no_more() -> Result<()> {
             (&snapshot.arrays()["state"], state),
             (&snapshot.arrays()["window"], window),
         ] {
-            assert_eq!(
-                (array.elem_count(), storage_elements(array)?),
-                (elements, elements)
-            );
+            assert_eq!(array.elem_count(), elements);
+            assert_owned(array)?;
             assert!(array.is_contiguous());
         }
         assert_eq!(cache.footprint().live, (state + window) * 4);
@@ -147,7 +147,8 @@ fn c116_arrays_and_snapshots_own_their_storage_and_no_more() -> Result<()> {
         cache.load(&foreign)?;
         let loaded = cache.begin(1)?.arrays;
         cache.abandon();
-        assert_eq!(storage_elements(&loaded[1])?, window);
+        assert_eq!(loaded[1].elem_count(), window);
+        assert_owned(&loaded[1])?;
     }
     Ok(())
 }

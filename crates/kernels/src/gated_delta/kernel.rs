@@ -6,7 +6,7 @@ use crate::pool::Shared;
 use crate::rows::RmsNorm;
 use crate::simd::{self, Kernel, Simd, LANES, WIDE};
 
-use super::tile::{put, step, store, wide, Decay, Group, State, Token, COLUMNS, GROUP, ROWS, WIDTH};
+use super::tile::{put, step, store, wide, Before, Decay, Group, State, Token, COLUMNS, GROUP, ROWS, WIDTH};
 use super::GatedDeltaShape;
 
 /// Added to the sum of squares of a query or key.
@@ -337,11 +337,96 @@ struct Head<'a> {
 
 impl<'a> Head<'a> {
     /// Runs all tokens over the state columns `start..start + width`.
+    #[inline(always)]
+    fn columns<S: Simd>(&mut self, s: S, start: usize, width: usize) {
+        let Segment {
+            rows, fold, replay, ..
+        } = self.segment;
+        let scale = match (*rows, fold.len() + replay.len()) {
+            (1, 0) => self.in_place::<S, 0>(s, start, width),
+            (1, 1) => self.in_place::<S, 1>(s, start, width),
+            _ => self.in_tile(s, start, width),
+        };
+        if let Some(new_scale) = &self.segment.new_scale {
+            // SAFETY: one unit has this value head.
+            unsafe { new_scale.part(self.head..self.head + 1) }.fill(scale);
+        }
+    }
+
+    /// One token, after `R` records, each of which is one. Gives the scale that is left behind.
+    ///
+    /// Nothing is copied: both walks read the state, and what the first makes of a row with a record, the second makes again.
+    #[inline(always)]
+    fn in_place<S: Simd, const R: usize>(&mut self, s: S, start: usize, width: usize) -> f32 {
+        let Segment {
+            fold,
+            replay,
+            state,
+            records,
+            ..
+        } = self.segment;
+        let shape = self.layer.shape;
+        let columns = self.state_columns(start, width);
+        let mut scale = self.segment.scale[self.head];
+        let mut folded = scale;
+        let mut before = [Before::<S>::none(s); R];
+        for (before, record) in before.iter_mut().zip(fold.iter().chain(replay)) {
+            let group = self.group(s, std::slice::from_ref(record), &mut scale, start, width);
+            *before = Before {
+                decay: group.decays[0],
+                key: group.keys[0],
+                update: wide(s, &group.updates[0]),
+            };
+        }
+        if !fold.is_empty() {
+            folded = scale;
+        }
+        let token = Token {
+            decay: Decay::new(scale, self.decays[0]),
+            key: &self.k[..shape.key_dim],
+        };
+        let mut kv = [s.wide_splat(0.0); WIDTH];
+        for i in 0..shape.key_dim {
+            columns.ask(s, *state, i, 0);
+            let mut x = columns.read(s, *state, i);
+            for before in &before {
+                before.fold_into(s, i, &mut x);
+            }
+            token.meet(s, i, &mut x, &mut kv);
+        }
+        scale = token.decay.scale;
+        let update = self.update(s, 0, token.decay, kv, start, width);
+        let q = &self.q[..shape.key_dim];
+        let mut out = [s.wide_splat(0.0); WIDTH];
+        for (i, (q, k)) in q.iter().zip(token.key).enumerate() {
+            columns.ask(s, *state, i, 1);
+            let mut x = columns.read(s, *state, i);
+            for before in &before {
+                before.fold_into(s, i, &mut x);
+            }
+            if R > 0 && records.is_some() && !fold.is_empty() {
+                put(s, x, *state, columns.range(i));
+            }
+            token.decay.apply(s, &mut x);
+            step(s, &mut x, *k, *q, &update, &mut out);
+            if records.is_none() {
+                put(s, x, *state, columns.range(i));
+            }
+        }
+        self.leave_output(s, 0, scale, out, start);
+        if records.is_some() {
+            folded
+        } else {
+            scale
+        }
+    }
+
+    /// Any tokens after any records, in a copy of the columns. Gives the scale that is left behind.
     ///
     /// One walk over the tile folds records, and one walk a token adds its update: what the next token finds under its key is
     /// known when the walk before it ends.
     #[inline(always)]
-    fn columns<S: Simd>(&mut self, s: S, start: usize, width: usize) {
+    fn in_tile<S: Simd>(&mut self, s: S, start: usize, width: usize) -> f32 {
         let Segment {
             rows,
             fold,
@@ -381,43 +466,58 @@ impl<'a> Head<'a> {
         let mut row = 0;
         while let Some(Token { decay, .. }) = token {
             scale = decay.scale;
-            let at = row * self.wide + start;
-            let (beta, minus, inverse) = (
-                s.wide_splat(self.betas[row]),
-                s.wide_splat(-scale),
-                s.wide_splat(decay.inverse()),
-            );
-            let mut update = [0.0; COLUMNS];
-            let mut scaled = [s.wide_splat(0.0); WIDTH];
-            let v = self.v[at..at + COLUMNS].as_chunks::<WIDE>().0;
-            for (((update, scaled), v), kv) in update
-                .as_chunks_mut::<WIDE>()
-                .0
-                .iter_mut()
-                .zip(&mut scaled)
-                .zip(v)
-                .zip(kv)
-            {
-                let u = s.wide_mul(beta, s.wide_fma(minus, kv, s.wide_load(v)));
-                s.wide_store(u, update);
-                *scaled = s.wide_mul(u, inverse);
-            }
-            if let Some(records) = records {
-                let shape = self.layer.shape;
-                let at = (row * shape.value_heads + self.head) * shape.value_dim + start;
-                // SAFETY: one unit has these columns of this value head of this row.
-                let record = unsafe { records.update.part(at..at + width) };
-                record.copy_from_slice(&update[..width]);
-            }
+            let update = self.update(s, row, decay, kv, start, width);
             token = self.token(row + 1, scale);
-            kv = self.advance(s, (row, scale), scaled, token, start, width);
+            kv = self.advance(s, (row, scale), update, token, start, width);
             row += 1;
         }
-        if let Some(new_scale) = &self.segment.new_scale {
-            let left = if records.is_some() { folded } else { scale };
-            // SAFETY: one unit has this value head.
-            unsafe { new_scale.part(self.head..self.head + 1) }.fill(left);
+        if records.is_some() {
+            folded
+        } else {
+            scale
         }
+    }
+
+    /// The update of a row's token from what its key found, divided by the scale. Goes into the records too.
+    #[inline(always)]
+    fn update<S: Simd>(
+        &self,
+        s: S,
+        row: usize,
+        decay: Decay,
+        kv: [S::W; WIDTH],
+        start: usize,
+        width: usize,
+    ) -> [S::W; WIDTH] {
+        let at = row * self.wide + start;
+        let (beta, minus, inverse) = (
+            s.wide_splat(self.betas[row]),
+            s.wide_splat(-decay.scale),
+            s.wide_splat(decay.inverse()),
+        );
+        let mut update = [0.0; COLUMNS];
+        let mut scaled = [s.wide_splat(0.0); WIDTH];
+        let v = self.v[at..at + COLUMNS].as_chunks::<WIDE>().0;
+        for (((update, scaled), v), kv) in update
+            .as_chunks_mut::<WIDE>()
+            .0
+            .iter_mut()
+            .zip(&mut scaled)
+            .zip(v)
+            .zip(kv)
+        {
+            let u = s.wide_mul(beta, s.wide_fma(minus, kv, s.wide_load(v)));
+            s.wide_store(u, update);
+            *scaled = s.wide_mul(u, inverse);
+        }
+        if let Some(records) = &self.segment.records {
+            let shape = self.layer.shape;
+            let at = (row * shape.value_heads + self.head) * shape.value_dim + start;
+            // SAFETY: one unit has these columns of this value head of this row.
+            let record = unsafe { records.update.part(at..at + width) };
+            record.copy_from_slice(&update[..width]);
+        }
+        scaled
     }
 
     /// What a walk does for the token of a row after it, if there is one.
@@ -465,6 +565,23 @@ impl<'a> Head<'a> {
         group
     }
 
+    /// Where some columns of this head are.
+    fn state_columns(&self, start: usize, width: usize) -> Columns {
+        let GatedDeltaShape {
+            key_dim, value_dim, ..
+        } = *self.layer.shape;
+        Columns {
+            start: self.head * key_dim * value_dim + start,
+            stride: value_dim,
+            width,
+            following: if start + width < value_dim {
+                COLUMNS
+            } else {
+                key_dim * value_dim - start
+            },
+        }
+    }
+
     /// Folds a group of records into the tile in one walk over it: each row gets all of them while it is in registers.
     #[inline(always)]
     fn pass<S: Simd>(
@@ -475,18 +592,7 @@ impl<'a> Head<'a> {
         start: usize,
         width: usize,
     ) -> [S::W; WIDTH] {
-        let shape = self.layer.shape;
-        let (key_dim, value_dim) = (shape.key_dim, shape.value_dim);
-        let columns = Columns {
-            start: self.head * key_dim * value_dim + start,
-            stride: value_dim,
-            width,
-            following: if start + width < value_dim {
-                COLUMNS
-            } else {
-                key_dim * value_dim - start
-            },
-        };
+        let columns = self.state_columns(start, width);
         let state = self.segment.state;
         let mut kv = [s.wide_splat(0.0); WIDTH];
         if group.len == 0 {
@@ -539,14 +645,16 @@ impl<'a> Head<'a> {
         match &next {
             Some(token) => {
                 for (i, ((tile, q), k)) in rows {
-                    let mut x = step(s, tile, *k, *q, &update, &mut out);
+                    let mut x = wide(s, tile);
+                    step(s, &mut x, *k, *q, &update, &mut out);
                     token.meet(s, i, &mut x, &mut kv);
                     store(s, x, tile);
                 }
             }
             None => {
                 for (i, ((tile, q), k)) in rows {
-                    let x = step(s, tile, *k, *q, &update, &mut out);
+                    let mut x = wide(s, tile);
+                    step(s, &mut x, *k, *q, &update, &mut out);
                     if keep {
                         let at = (self.head * key_dim + i) * value_dim + start;
                         put(s, x, self.segment.state, at..at + width);
@@ -554,6 +662,13 @@ impl<'a> Head<'a> {
                 }
             }
         }
+        self.leave_output(s, row, scale, out, start);
+        kv
+    }
+
+    /// What a row's query found, times the scale.
+    #[inline(always)]
+    fn leave_output<S: Simd>(&mut self, s: S, row: usize, scale: f32, out: [S::W; WIDTH], start: usize) {
         let at = row * self.wide + start;
         let scale = s.wide_splat(scale);
         for (out, o) in out
@@ -562,7 +677,6 @@ impl<'a> Head<'a> {
         {
             s.wide_store(s.wide_mul(scale, out), o);
         }
-        kv
     }
 
     /// Norm and gate of all tokens' outputs.
@@ -605,22 +719,9 @@ impl Pass<'_> {
     #[inline(always)]
     fn read<S: Simd>(&self, s: S, columns: &Columns, row: usize, tile: &mut [f32; COLUMNS]) {
         let Some(state) = self.from else { return };
-        let from = match state {
-            State::Read(state) => &state[columns.range(row)],
-            // SAFETY: one unit has this value head, and it writes a row of columns only after this reading.
-            State::Write(state) => unsafe { state.part(columns.range(row)) },
-        };
-        // The same row of the next tile, or of the next head's first: the machine does not guess it.
-        for line in 0..COLUMNS / 16 {
-            s.prefetch(from.as_ptr().wrapping_add(columns.following + 16 * line));
-        }
-        match from.first_chunk() {
-            Some(from) => *tile = *from,
-            None => {
-                tile[..columns.width].copy_from_slice(from);
-                tile[columns.width..].fill(0.0);
-            }
-        }
+        columns.ask(s, state, row, 0);
+        columns.ask(s, state, row, 1);
+        store(s, columns.read(s, state, row), tile);
     }
 
     /// Leaves a row with its records in it: for the state, and for the next token.
@@ -659,6 +760,34 @@ struct Columns {
 }
 
 impl Columns {
+    /// Asks for one half of a row of the tile that is walked over next: the machine does not guess it.
+    #[inline(always)]
+    fn ask<S: Simd>(&self, s: S, state: State<'_>, row: usize, half: usize) {
+        const LINES: usize = COLUMNS / 16 / 2;
+        let at = state.start().wrapping_add(self.range(row).start + self.following);
+        for line in 0..LINES {
+            s.prefetch(at.wrapping_add(16 * (half * LINES + line)));
+        }
+    }
+
+    /// A row, and zeros after it.
+    #[inline(always)]
+    fn read<S: Simd>(&self, s: S, state: State<'_>, row: usize) -> [S::W; WIDTH] {
+        let from = match state {
+            State::Read(state) => &state[self.range(row)],
+            // SAFETY: one unit has this value head, and no other part of these columns is live.
+            State::Write(state) => unsafe { state.part(self.range(row)) },
+        };
+        match from.first_chunk() {
+            Some(from) => wide(s, from),
+            None => {
+                let mut row = [0.0; COLUMNS];
+                row[..from.len()].copy_from_slice(from);
+                wide(s, &row)
+            }
+        }
+    }
+
     fn range(&self, row: usize) -> Range<usize> {
         let at = self.start + row * self.stride;
         at..at + self.width

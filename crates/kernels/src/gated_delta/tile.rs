@@ -27,6 +27,15 @@ pub(super) enum State<'a> {
     Write(&'a Shared<'a, f32>),
 }
 
+impl State<'_> {
+    pub(super) fn start(self) -> *const f32 {
+        match self {
+            Self::Read(state) => state.as_ptr(),
+            Self::Write(state) => state.start(),
+        }
+    }
+}
+
 /// What a token's decay does to a head's scale and numbers.
 #[derive(Clone, Copy)]
 pub(super) struct Decay {
@@ -132,6 +141,36 @@ impl Group<'_> {
     }
 }
 
+/// A record that is folded while a row is in registers.
+#[derive(Clone, Copy)]
+pub(super) struct Before<'a, S: Simd> {
+    pub(super) decay: Decay,
+    /// `[key_dim]`
+    pub(super) key: &'a [f32],
+    /// Divided by the scale after its decay.
+    pub(super) update: [S::W; WIDTH],
+}
+
+impl<S: Simd> Before<'_, S> {
+    #[inline(always)]
+    pub(super) fn none(s: S) -> Self {
+        Self {
+            decay: Decay::NONE,
+            key: &[],
+            update: [s.wide_splat(0.0); WIDTH],
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn fold_into(&self, s: S, i: usize, x: &mut [S::W; WIDTH]) {
+        self.decay.apply(s, x);
+        let k = s.wide_splat(self.key[i]);
+        for (x, u) in x.iter_mut().zip(self.update) {
+            *x = s.wide_fma(k, u, *x);
+        }
+    }
+}
+
 /// A token that the state decays for.
 #[derive(Clone, Copy)]
 pub(super) struct Token<'a> {
@@ -184,21 +223,19 @@ pub(super) fn put<S: Simd>(s: S, x: [S::W; WIDTH], state: State<'_>, at: Range<u
     }
 }
 
-/// A row with the update in it, which goes to what the query finds.
+/// Adds the update to a row, which goes to what the query finds.
 #[inline(always)]
 pub(super) fn step<S: Simd>(
     s: S,
-    tile: &[f32; COLUMNS],
+    x: &mut [S::W; WIDTH],
     k: f32,
     q: f32,
     update: &[S::W; WIDTH],
     out: &mut [S::W; WIDTH],
-) -> [S::W; WIDTH] {
+) {
     let (q, k) = (s.wide_splat(q), s.wide_splat(k));
-    let mut x = wide(s, tile);
     for ((x, update), out) in x.iter_mut().zip(update).zip(out) {
         *x = s.wide_fma(k, *update, *x);
         *out = s.wide_fma(*x, q, *out);
     }
-    x
 }
