@@ -107,6 +107,12 @@ pub(super) struct Groups<'a> {
     pub(super) biases: Option<Steps<'a>>,
 }
 
+impl Groups<'_> {
+    pub(super) fn out_features(&self) -> usize {
+        self.scales.numbers.len() / (self.in_features / self.group)
+    }
+}
+
 impl GroupWeights {
     /// Weights from their parts.
     ///

@@ -17,8 +17,9 @@ const fn lines_of(bits: usize) -> usize {
     CHUNK * bits * WIDE / 8 / size_of::<Line>()
 }
 
-/// A weight matrix: `[tile][chunk][line][strip]`, zeros after the last output. A line has some of a chunk's features, in order,
-/// for each output of a strip; which bits of it are whose, the code says.
+/// A weight matrix: `[tile][group]`, and of each group first the weights, `[line][strip]`, zeros after the last output, then scales
+/// and biases, unless they are in two levels. A line has some of a group's features, in order, for each output of a strip; which
+/// bits of it are whose, the code says.
 pub(super) struct Packed<C> {
     code: C,
     lines: Lines,
@@ -28,9 +29,11 @@ pub(super) struct Packed<C> {
     step: usize,
     /// Steps of a group.
     per_group: usize,
-    steps: usize,
-    /// Lines of a tile's step, `STRIPS * LINES` of a chunk, which the compiler is not to know.
+    groups: usize,
+    /// Lines of a tile's step, which the compiler is not to know.
     step_lines: usize,
+    /// Lines of a tile's group, those behind its weights included.
+    group_lines: usize,
     out_features: usize,
 }
 
@@ -40,40 +43,69 @@ impl<C: Code> Packed<C> {
     /// Packs matrices of one format, stacked by output row.
     pub(super) fn new(code: C, parts: &[&Groups<'_>]) -> Self {
         let format = parts[0];
-        let chunks = format.in_features / CHUNK;
-        let rows: Vec<&[u8]> = parts
-            .iter()
-            .flat_map(|part| part.quants.chunks_exact(part.in_features * C::BITS / 8))
-            .collect();
-        let tiles = rows.len().div_ceil(TILE);
-        let len = chunks * STRIPS * Self::LINES;
-        let mut lines = Lines::new(tiles * len);
-        let shared = Shared::new(&mut lines);
-        pool::for_each(tiles, rows.len() * chunks * CHUNK, &|tile| {
-            // SAFETY: one task a tile, and tiles do not overlap.
-            let lines = unsafe { shared.part(tile * len..(tile + 1) * len) };
-            for (output, row) in rows[tile * TILE..].iter().take(TILE).enumerate() {
-                for feature in 0..chunks * CHUNK {
-                    let (line, byte, shift) = place::<C>(output, feature);
-                    lines[line].0[byte] |= stored(C::BITS, row, feature) << shift;
-                }
-            }
-        });
-        let groups = format.in_features / format.group;
-        let step = rows::step(format.group);
+        let (group, groups) = (format.group, format.in_features / format.group);
+        let step = rows::step(group);
+        let step_lines = STRIPS * Self::LINES * step / CHUNK;
+        let weight_lines = group / step * step_lines;
+
         let scales: Vec<_> = parts.iter().map(|part| part.scales).collect();
+        let scales_of = Scales::new(&scales, groups, 0);
         let biases: Option<Vec<_>> = parts.iter().map(|part| part.biases).collect();
-        Self {
+        let biases_of = biases.map(|biases| Scales::new(&biases, groups, scales_of.lines()));
+        let behind = scales_of.lines() + biases_of.as_ref().map_or(0, Scales::lines);
+        let outputs: usize = parts.iter().map(|part| part.out_features()).sum();
+        let mut new = Self {
             code,
-            lines,
-            scales: Scales::new(&scales, groups),
-            biases: biases.map(|biases| Scales::new(&biases, groups)),
+            lines: Lines::new(outputs.div_ceil(TILE) * groups * (weight_lines + behind)),
+            scales: scales_of,
+            biases: biases_of,
             step,
-            per_group: format.group / step,
-            steps: format.in_features / step,
-            step_lines: std::hint::black_box(STRIPS * Self::LINES * step / CHUNK),
-            out_features: rows.len(),
-        }
+            per_group: group / step,
+            groups,
+            step_lines: std::hint::black_box(step_lines),
+            group_lines: weight_lines + behind,
+            out_features: outputs,
+        };
+        new.fill(parts);
+        new
+    }
+
+    /// Packs everything but scales in two levels.
+    fn fill(&mut self, parts: &[&Groups<'_>]) {
+        // Of each output its matrix, and its row there.
+        let rows: Vec<(&Groups<'_>, usize)> = parts
+            .iter()
+            .flat_map(|part| (0..part.out_features()).map(move |row| (*part, row)))
+            .collect();
+        let (len, weights) = (self.groups * self.group_lines, self.per_group * self.step_lines);
+        let mut lines = std::mem::replace(&mut self.lines, Lines::new(0));
+        let shared = Shared::new(&mut lines);
+        let packed = &*self;
+        pool::for_each(
+            rows.len().div_ceil(TILE),
+            rows.len() * packed.in_features(),
+            &|tile| {
+                // SAFETY: one task a tile, and tiles do not overlap.
+                let lines = unsafe { shared.part(tile * len..(tile + 1) * len) };
+                for (output, (part, row)) in rows[tile * TILE..].iter().take(TILE).enumerate() {
+                    let quants = part.in_features * C::BITS / 8;
+                    let quants = &part.quants[row * quants..][..quants];
+                    for feature in 0..part.in_features {
+                        let (line, byte, shift) = packed.place(output, feature);
+                        lines[line].0[byte] |= stored(C::BITS, quants, feature) << shift;
+                    }
+                    for (group, lines) in lines.chunks_exact_mut(packed.group_lines).enumerate() {
+                        let behind = &mut lines[weights..];
+                        let number = row * packed.groups + group;
+                        packed.scales.put(part.scales.numbers, number, behind, output);
+                        if let (Some(packed), Some(biases)) = (&packed.biases, &part.biases) {
+                            packed.put(biases.numbers, number, behind, output);
+                        }
+                    }
+                }
+            },
+        );
+        self.lines = lines;
     }
 
     pub(super) fn code(&self) -> C {
@@ -81,7 +113,7 @@ impl<C: Code> Packed<C> {
     }
 
     pub(super) fn in_features(&self) -> usize {
-        self.steps * self.step
+        self.groups * self.per_group * self.step
     }
 
     pub(super) fn out_features(&self) -> usize {
@@ -99,34 +131,63 @@ impl<C: Code> Packed<C> {
         self.step
     }
 
+    /// Line in the tile, byte in the line and shift in the byte of a weight.
+    fn place(&self, output: usize, feature: usize) -> (usize, usize, u32) {
+        let per_line = CHUNK / Self::LINES;
+        let group = self.per_group * self.step;
+        let line = feature % group / per_line * STRIPS + output % TILE / WIDE;
+        let (byte, shift) = C::place(output % WIDE, feature % per_line);
+        (feature / group * self.group_lines + line, byte, shift)
+    }
+
+    /// The lines of a tile.
+    #[inline(always)]
+    fn tile(&self, tile: usize) -> &[Line] {
+        let len = self.groups * self.group_lines;
+        &self.lines[tile * len..][..len]
+    }
+
     /// The bits of an output and a feature.
     fn quant(&self, output: usize, feature: usize) -> u8 {
-        let (line, byte, shift) = place::<C>(output % TILE, feature);
-        let tile = output / TILE * self.steps * self.step_lines;
-        (self.lines[tile + line].0[byte] >> shift) & mask(C::BITS)
+        let (line, byte, shift) = self.place(output, feature);
+        (self.tile(output / TILE)[line].0[byte] >> shift) & mask(C::BITS)
     }
 
     /// One output's weights: `scale * number + bias`, rounded once.
     pub(super) fn row(&self, row: usize) -> impl Iterator<Item = f32> + '_ {
-        (0..self.in_features()).map(move |feature| {
-            let group = feature / self.step / self.per_group;
-            let number = self.code.number(self.quant(row, feature));
-            let scale = self.scales.get(row, group);
-            match &self.biases {
-                Some(biases) => scale.mul_add(number, biases.get(row, group)),
-                None => scale * number,
-            }
+        let size = self.per_group * self.step;
+        let groups = self.tile(row / TILE).chunks_exact(self.group_lines).enumerate();
+        groups.flat_map(move |(group, lines)| {
+            let behind = &lines[self.per_group * self.step_lines..];
+            let scale = self.scales.get(behind, row, group);
+            let bias = self.biases.as_ref().map(|biases| biases.get(behind, row, group));
+            (group * size..(group + 1) * size).map(move |feature| {
+                let number = self.code.number(self.quant(row, feature));
+                match bias {
+                    Some(bias) => scale.mul_add(number, bias),
+                    None => scale * number,
+                }
+            })
         })
     }
 
     /// Some of the outputs.
     pub(super) fn select(&self, outputs: &[u32]) -> Self {
-        let len = self.steps * self.step_lines;
+        let len = self.groups * self.group_lines;
         let mut lines = Lines::new(outputs.len().div_ceil(TILE) * len);
         for (to, from) in outputs.iter().enumerate() {
+            let from = *from as usize;
+            let new = &mut lines[to / TILE * len..][..len];
             for feature in 0..self.in_features() {
-                let (line, byte, shift) = place::<C>(to % TILE, feature);
-                lines[to / TILE * len + line].0[byte] |= self.quant(*from as usize, feature) << shift;
+                let (line, byte, shift) = self.place(to, feature);
+                new[line].0[byte] |= self.quant(from, feature) << shift;
+            }
+            let old = self.tile(from / TILE).chunks_exact(self.group_lines);
+            for (new, old) in new.chunks_exact_mut(self.group_lines).zip(old) {
+                for scales in [Some(&self.scales), self.biases.as_ref()].into_iter().flatten() {
+                    let weights = self.per_group * self.step_lines;
+                    scales.copy((&old[weights..], from), (&mut new[weights..], to));
+                }
             }
         }
         Self {
@@ -138,19 +199,24 @@ impl<C: Code> Packed<C> {
         }
     }
 
-    /// Some steps of a tile: of each its lines, the strips' interleaved, and its group.
+    /// Some steps of a tile: of each its lines, the strips' interleaved, those behind the weights of its group, and the group.
     #[inline(always)]
-    fn walk(&self, tile: usize, steps: Range<usize>) -> impl Iterator<Item = (&[Line], usize)> {
-        let at = tile * self.steps;
-        let lines = &self.lines[(at + steps.start) * self.step_lines..(at + steps.end) * self.step_lines];
+    fn walk(&self, tile: usize, steps: Range<usize>) -> impl Iterator<Item = (&[Line], &[Line], usize)> {
+        let tile = self.tile(tile);
         let (mut group, mut before) = (steps.start / self.per_group, steps.start % self.per_group);
-        lines.chunks_exact(self.step_lines).map(move |lines| {
-            let its = group;
+        steps.map(move |_| {
+            let lines = &tile[group * self.group_lines..][..self.group_lines];
+            let (weights, behind) = lines.split_at(self.per_group * self.step_lines);
+            let found = (
+                &weights[before * self.step_lines..][..self.step_lines],
+                behind,
+                group,
+            );
             before += 1;
             if before == self.per_group {
                 (group, before) = (group + 1, 0);
             }
-            (lines, its)
+            found
         })
     }
 
@@ -181,14 +247,6 @@ fn mask(bits: usize) -> u8 {
 /// A weight out of a row's little-endian bits.
 fn stored(bits: usize, row: &[u8], feature: usize) -> u8 {
     (row[feature * bits / 8] >> (feature * bits % 8)) & mask(bits)
-}
-
-/// Line in the tile, byte in the line and shift in the byte of a weight.
-fn place<C: Code>(output: usize, feature: usize) -> (usize, usize, u32) {
-    let per_line = CHUNK / lines_of(C::BITS);
-    let line = feature / per_line * STRIPS + output / WIDE;
-    let (byte, shift) = C::place(output % WIDE, feature % per_line);
-    (line, byte, shift)
 }
 
 /// Activations of full width: a lane sums the products of a step in order, and adds its scale times that to the total.
@@ -245,7 +303,8 @@ impl<C: Code> Full<'_, C> {
         let (scales, biases) = self.0.scales(s, tile, &steps);
         let sums = rows.sums::<R>(group, steps.clone());
         let x = rows.group::<R>(group, steps.start * width..steps.end * width);
-        for (i, ((lines, its), x)) in self.0.walk(tile, steps).zip(x.chunks_exact(width)).enumerate() {
+        for (i, ((lines, behind, its), x)) in self.0.walk(tile, steps).zip(x.chunks_exact(width)).enumerate()
+        {
             let mut parts = [[s.wide_splat(0.0); W]; R];
             for (lines, x) in lines.chunks_exact(STRIPS).zip(x.chunks_exact(per_line)) {
                 let lines = &lines[first..first + W];
@@ -265,8 +324,11 @@ impl<C: Code> Full<'_, C> {
                     }
                 }
             }
-            let scales = scales.load(s, its);
-            let biases = biases.as_ref().map(|biases| (biases.load(s, its), &sums[i]));
+            s.ask::<R>(behind);
+            let scales = scales.load(s, behind, its);
+            let biases = biases
+                .as_ref()
+                .map(|biases| (biases.load(s, behind, its), &sums[i]));
             for (r, (totals, parts)) in totals.iter_mut().zip(&parts).enumerate() {
                 for (strip, (total, part)) in (first..).zip(totals[first..].iter_mut().zip(parts)) {
                     let part = C::whole(s, constant, *part);
@@ -387,9 +449,10 @@ impl<D: Dot> Matrix for Whole<'_, D> {
                 *sum = s.wide_load(total);
             }
         }
-        for ((lines, its), x) in self.0.walk(tile, steps).zip(rows) {
+        for ((lines, behind, its), x) in self.0.walk(tile, steps).zip(rows) {
             let dots = self.1.dot(s, lines, x.quads, x.starts);
-            let scales = scales.load(s, its);
+            s.ask::<R>(behind);
+            let scales = scales.load(s, behind, its);
             for ((sums, dots), d) in sums.iter_mut().zip(&dots).zip(x.scales) {
                 let d = s.wide_splat(*d);
                 for ((sum, dot), scale) in sums.iter_mut().zip(dots).zip(scales) {
@@ -397,7 +460,7 @@ impl<D: Dot> Matrix for Whole<'_, D> {
                 }
             }
             if let Some(biases) = &biases {
-                let biases = biases.load(s, its);
+                let biases = biases.load(s, behind, its);
                 for (sums, x) in sums.iter_mut().zip(x.sums) {
                     let x = s.wide_splat(*x);
                     for (sum, bias) in sums.iter_mut().zip(biases) {
