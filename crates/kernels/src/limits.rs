@@ -139,7 +139,7 @@ impl Kernel for Read<'_> {
         let mut sums = [s.wide_splat(0.0); 4];
         for lines in self.0.as_chunks::<4>().0 {
             for (sum, line) in sums.iter_mut().zip(lines) {
-                s.ask::<1>(std::slice::from_ref(line));
+                s.ask(std::slice::from_ref(line));
                 *sum = s.wide_add(*sum, s.wide_load(line.view()));
             }
         }

@@ -228,7 +228,7 @@ fn sum<S: Simd, T: Element, const R: usize, const W: usize>(
         let mut weights = [[s.wide_splat(0.0); 2]; W];
         for (i, weights) in weights.iter_mut().enumerate() {
             let lines = &lines[(first + i) * T::LINES..(first + i + 1) * T::LINES];
-            s.ask::<R>(lines);
+            s.ask(lines);
             *weights = T::widen(s, lines);
         }
         for (feature, x) in x.iter().enumerate() {

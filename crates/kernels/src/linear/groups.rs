@@ -308,7 +308,7 @@ impl<C: Code> Full<'_, C> {
             let mut parts = [[s.wide_splat(0.0); W]; R];
             for (lines, x) in lines.chunks_exact(STRIPS).zip(x.chunks_exact(per_line)) {
                 let lines = &lines[first..first + W];
-                s.ask::<R>(lines);
+                s.ask(lines);
                 for (pair, x) in x.as_chunks::<2>().0.iter().enumerate() {
                     let mut weights = [[s.wide_splat(0.0); 2]; W];
                     for (weights, line) in weights.iter_mut().zip(lines) {
@@ -324,7 +324,7 @@ impl<C: Code> Full<'_, C> {
                     }
                 }
             }
-            s.ask::<R>(behind);
+            s.ask(behind);
             let scales = scales.load(s, behind, its);
             let biases = biases
                 .as_ref()
@@ -451,7 +451,7 @@ impl<D: Dot> Matrix for Whole<'_, D> {
         }
         for ((lines, behind, its), x) in self.0.walk(tile, steps).zip(rows) {
             let dots = self.1.dot(s, lines, x.quads, x.starts);
-            s.ask::<R>(behind);
+            s.ask(behind);
             let scales = scales.load(s, behind, its);
             for ((sums, dots), d) in sums.iter_mut().zip(&dots).zip(x.scales) {
                 let d = s.wide_splat(*d);

@@ -215,7 +215,7 @@ impl Simd for Avx2 {
                 }
                 for (lines, x) in lines.as_chunks::<2>().0.iter().zip(x) {
                     if half == 0 {
-                        self.ask::<R>(std::slice::from_ref(&lines[strip]));
+                        self.ask(std::slice::from_ref(&lines[strip]));
                     }
                     let weights = halves(&lines[strip])[half];
                     let signed = op!(_mm256_xor_si256(weights, _mm256_set1_epi8(-128)));
@@ -243,7 +243,7 @@ impl Simd for Avx2 {
                 let mut pairs = [op!(_mm256_setzero_si256()); R];
                 for (lines, x) in lines.as_chunks::<2>().0.iter().zip(x.as_chunks::<2>().0) {
                     if half == 0 {
-                        self.ask::<R>(std::slice::from_ref(&lines[strip]));
+                        self.ask(std::slice::from_ref(&lines[strip]));
                     }
                     op!({
                         let both = halves(&lines[strip])[half];
@@ -289,7 +289,7 @@ impl Simd for Avx2 {
                 }
                 for (lines, x) in lines.as_chunks::<2>().0.iter().zip(x.as_chunks::<2>().0) {
                     if half == 0 {
-                        self.ask::<R>(std::slice::from_ref(&lines[strip]));
+                        self.ask(std::slice::from_ref(&lines[strip]));
                     }
                     let both = halves(&lines[strip])[half];
                     let [low, high] = op!({

@@ -211,7 +211,7 @@ impl Simd for Avx512 {
         for (lines, x) in lines.as_chunks::<2>().0.iter().zip(x) {
             let weights = [whole(&lines[0]), whole(&lines[1])];
             multiply(&mut sums, weights, x);
-            self.ask::<R>(lines);
+            self.ask(lines);
         }
         floats(sums)
     }
@@ -228,7 +228,7 @@ impl Simd for Avx512 {
             let [low, high] = half_bytes(lines);
             multiply(&mut sums, low, &x[0]);
             multiply(&mut sums, high, &x[1]);
-            self.ask::<R>(lines);
+            self.ask(lines);
         }
         floats(sums)
     }
@@ -250,7 +250,7 @@ impl Simd for Avx512 {
             }
             multiply(&mut sums, low, &x[0]);
             multiply(&mut sums, high, &x[1]);
-            self.ask::<R>(lines);
+            self.ask(lines);
         }
         floats(sums)
     }

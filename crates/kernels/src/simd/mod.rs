@@ -29,14 +29,8 @@ pub(crate) const LANES: usize = 8;
 /// Lanes of a wide vector, such as a strip of a linear layer's outputs.
 pub(crate) const WIDE: usize = 2 * LANES;
 
-/// Bytes between weights in use for so many rows and those asked for from memory.
-const fn ahead(rows: usize) -> usize {
-    if rows == 1 {
-        6 * 1024
-    } else {
-        8 * 1024
-    }
-}
+/// Bytes between weights in use and those asked for from memory.
+const AHEAD: usize = 8 * 1024;
 
 /// An instruction set. A value exists only where its instructions do.
 pub(crate) trait Simd: Copy {
@@ -149,12 +143,12 @@ pub(crate) trait Simd: Copy {
         let _ = at;
     }
 
-    /// Asks for what follows some lines that `R` rows use, at a distance. Between the instructions that use them: many requests at once hold up
-    /// the loads behind them, and took a quarter of the speed of memory.
+    /// Asks for what follows some lines, at a distance. Between the instructions that use them: many requests at once hold up the
+    /// loads behind them, and took a quarter of the speed of memory.
     #[inline(always)]
-    fn ask<const R: usize>(self, lines: &[Line]) {
+    fn ask(self, lines: &[Line]) {
         for line in lines {
-            self.prefetch_once(std::ptr::from_ref(line).wrapping_byte_add(ahead(R)));
+            self.prefetch_once(std::ptr::from_ref(line).wrapping_byte_add(AHEAD));
         }
     }
 
