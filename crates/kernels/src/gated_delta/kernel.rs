@@ -6,7 +6,7 @@ use crate::pool::Shared;
 use crate::rows::RmsNorm;
 use crate::simd::{self, Kernel, Simd, LANES, WIDE};
 
-use super::tile::{put, step, store, wide, Before, Decay, Group, State, Token, COLUMNS, GROUP, ROWS, WIDTH};
+use super::tile::{add, find, put, store, wide, Decay, Group, State, Token, COLUMNS, GROUP, ROWS, WIDTH};
 use super::GatedDeltaShape;
 
 /// Added to the sum of squares of a query or key.
@@ -205,6 +205,14 @@ fn ask<S: Simd>(s: S, x: &[f32]) {
     }
 }
 
+/// Asks for one half of what comes so many numbers after a row of a tile: the machine does not guess it.
+#[inline(always)]
+fn ask_half<S: Simd>(s: S, row: &[f32; COLUMNS], following: usize, half: usize) {
+    for line in 2 * half..2 * (half + 1) {
+        s.prefetch(row.as_ptr().wrapping_add(following + 16 * line));
+    }
+}
+
 /// Asks for what [`convolve`] is to read for the next head: short pieces, which the machine does not guess.
 #[inline(always)]
 fn ask_inputs<S: Simd>(s: S, layer: &Layer<'_>, segment: &Segment<'_>, channel: usize, width: usize) {
@@ -342,10 +350,15 @@ impl<'a> Head<'a> {
         let Segment {
             rows, fold, replay, ..
         } = self.segment;
-        let scale = match (*rows, fold.len() + replay.len()) {
-            (1, 0) => self.in_place::<S, 0>(s, start, width),
-            (1, 1) => self.in_place::<S, 1>(s, start, width),
-            _ => self.in_tile(s, start, width),
+        let one = *rows == 1 && replay.is_empty() && width == COLUMNS;
+        let in_place = match (fold.len(), &self.segment.records) {
+            (0, None) if one => self.in_place::<S, false>(s, start),
+            (1, Some(_)) if one => self.in_place::<S, true>(s, start),
+            _ => None,
+        };
+        let scale = match in_place {
+            Some(scale) => scale,
+            None => self.in_tile(s, start, width),
         };
         if let Some(new_scale) = &self.segment.new_scale {
             // SAFETY: one unit has this value head.
@@ -353,72 +366,63 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// One token, after `R` records, each of which is one. Gives the scale that is left behind.
+    /// One token, which the state takes up, or if `FOLD` one after a record, which it takes up in place of the token. Gives the
+    /// scale that is left behind, or nothing, and nothing is done, if a decay changes numbers.
     ///
-    /// Nothing is copied: both walks read the state, and what the first makes of a row with a record, the second makes again.
+    /// Both walks read the state itself. What the first makes of a row with the record, the second makes again, which takes less
+    /// than a copy.
     #[inline(always)]
-    fn in_place<S: Simd, const R: usize>(&mut self, s: S, start: usize, width: usize) -> f32 {
-        let Segment {
-            fold,
-            replay,
-            state,
-            records,
-            ..
-        } = self.segment;
-        let shape = self.layer.shape;
-        let columns = self.state_columns(start, width);
+    fn in_place<S: Simd, const FOLD: bool>(&mut self, s: S, start: usize) -> Option<f32> {
+        let Segment { fold, state, .. } = self.segment;
+        let State::Write(state) = state else { return None };
+        let GatedDeltaShape {
+            key_dim, value_dim, ..
+        } = *self.layer.shape;
         let mut scale = self.segment.scale[self.head];
-        let mut folded = scale;
-        let mut before = [Before::<S>::none(s); R];
-        for (before, record) in before.iter_mut().zip(fold.iter().chain(replay)) {
-            let group = self.group(s, std::slice::from_ref(record), &mut scale, start, width);
-            *before = Before {
-                decay: group.decays[0],
-                key: group.keys[0],
-                update: wide(s, &group.updates[0]),
-            };
+        let group = self.group(s, fold, &mut scale, start, COLUMNS);
+        let decay = Decay::new(scale, self.decays[0]);
+        if group.moves || decay.moves() {
+            return None;
         }
-        if !fold.is_empty() {
-            folded = scale;
-        }
-        let token = Token {
-            decay: Decay::new(scale, self.decays[0]),
-            key: &self.k[..shape.key_dim],
+        let (q, k) = (&self.q[..key_dim], &self.k[..key_dim]);
+        let (folded, fold) = match FOLD {
+            true => (group.keys[0], wide(s, &group.updates[0])),
+            false => (k, [s.wide_splat(0.0); WIDTH]),
         };
+        let following = self.following(start, COLUMNS);
+        let size = key_dim * value_dim;
+        // SAFETY: one unit has this value head.
+        let state = unsafe { state.part(self.head * size..(self.head + 1) * size) };
+
         let mut kv = [s.wide_splat(0.0); WIDTH];
-        for i in 0..shape.key_dim {
-            columns.ask(s, *state, i, 0);
-            let mut x = columns.read(s, *state, i);
-            for before in &before {
-                before.fold_into(s, i, &mut x);
+        for ((row, k), folded) in state.chunks_exact(value_dim).zip(k).zip(folded) {
+            let row = &row[start..].as_chunks::<COLUMNS>().0[0];
+            ask_half(s, row, following, 0);
+            let mut x = wide(s, row);
+            if FOLD {
+                add(s, &mut x, *folded, &fold);
             }
-            token.meet(s, i, &mut x, &mut kv);
+            find(s, &x, *k, &mut kv);
         }
-        scale = token.decay.scale;
-        let update = self.update(s, 0, token.decay, kv, start, width);
-        let q = &self.q[..shape.key_dim];
+        let update = self.update(s, 0, decay, kv, start, COLUMNS);
         let mut out = [s.wide_splat(0.0); WIDTH];
-        for (i, (q, k)) in q.iter().zip(token.key).enumerate() {
-            columns.ask(s, *state, i, 1);
-            let mut x = columns.read(s, *state, i);
-            for before in &before {
-                before.fold_into(s, i, &mut x);
+        let rows = state.chunks_exact_mut(value_dim).zip(k).zip(q).zip(folded);
+        for (((row, k), q), folded) in rows {
+            let row = &mut row[start..].as_chunks_mut::<COLUMNS>().0[0];
+            ask_half(s, row, following, 1);
+            let mut x = wide(s, row);
+            if FOLD {
+                add(s, &mut x, *folded, &fold);
+                store(s, x, row);
             }
-            if R > 0 && records.is_some() && !fold.is_empty() {
-                put(s, x, *state, columns.range(i));
-            }
-            token.decay.apply(s, &mut x);
-            step(s, &mut x, *k, *q, &update, &mut out);
-            if records.is_none() {
-                put(s, x, *state, columns.range(i));
+            add(s, &mut x, *k, &update);
+            find(s, &x, *q, &mut out);
+            if !FOLD {
+                store(s, x, row);
             }
         }
-        self.leave_output(s, 0, scale, out, start);
-        if records.is_some() {
-            folded
-        } else {
-            scale
-        }
+        self.leave_output(s, 0, decay.scale, out, start);
+        Some(if FOLD { scale } else { decay.scale })
     }
 
     /// Any tokens after any records, in a copy of the columns. Gives the scale that is left behind.
@@ -565,20 +569,15 @@ impl<'a> Head<'a> {
         group
     }
 
-    /// Where some columns of this head are.
-    fn state_columns(&self, start: usize, width: usize) -> Columns {
+    /// From a row of some columns to the same row of the tile that is walked over next.
+    fn following(&self, start: usize, width: usize) -> usize {
         let GatedDeltaShape {
             key_dim, value_dim, ..
         } = *self.layer.shape;
-        Columns {
-            start: self.head * key_dim * value_dim + start,
-            stride: value_dim,
-            width,
-            following: if start + width < value_dim {
-                COLUMNS
-            } else {
-                key_dim * value_dim - start
-            },
+        if start + width < value_dim {
+            COLUMNS
+        } else {
+            key_dim * value_dim - start
         }
     }
 
@@ -592,7 +591,13 @@ impl<'a> Head<'a> {
         start: usize,
         width: usize,
     ) -> [S::W; WIDTH] {
-        let columns = self.state_columns(start, width);
+        let shape = self.layer.shape;
+        let columns = Columns {
+            start: self.head * shape.key_dim * shape.value_dim + start,
+            stride: shape.value_dim,
+            width,
+            following: self.following(start, width),
+        };
         let state = self.segment.state;
         let mut kv = [s.wide_splat(0.0); WIDTH];
         if group.len == 0 {
@@ -646,7 +651,8 @@ impl<'a> Head<'a> {
             Some(token) => {
                 for (i, ((tile, q), k)) in rows {
                     let mut x = wide(s, tile);
-                    step(s, &mut x, *k, *q, &update, &mut out);
+                    add(s, &mut x, *k, &update);
+                    find(s, &x, *q, &mut out);
                     token.meet(s, i, &mut x, &mut kv);
                     store(s, x, tile);
                 }
@@ -654,7 +660,8 @@ impl<'a> Head<'a> {
             None => {
                 for (i, ((tile, q), k)) in rows {
                     let mut x = wide(s, tile);
-                    step(s, &mut x, *k, *q, &update, &mut out);
+                    add(s, &mut x, *k, &update);
+                    find(s, &x, *q, &mut out);
                     if keep {
                         let at = (self.head * key_dim + i) * value_dim + start;
                         put(s, x, self.segment.state, at..at + width);
@@ -719,9 +726,22 @@ impl Pass<'_> {
     #[inline(always)]
     fn read<S: Simd>(&self, s: S, columns: &Columns, row: usize, tile: &mut [f32; COLUMNS]) {
         let Some(state) = self.from else { return };
-        columns.ask(s, state, row, 0);
-        columns.ask(s, state, row, 1);
-        store(s, columns.read(s, state, row), tile);
+        let from = match state {
+            State::Read(state) => &state[columns.range(row)],
+            // SAFETY: one unit has this value head, and it writes a row of columns only after this reading.
+            State::Write(state) => unsafe { state.part(columns.range(row)) },
+        };
+        // The machine does not guess it.
+        for line in 0..COLUMNS / 16 {
+            s.prefetch(from.as_ptr().wrapping_add(columns.following + 16 * line));
+        }
+        match from.first_chunk() {
+            Some(from) => *tile = *from,
+            None => {
+                tile[..columns.width].copy_from_slice(from);
+                tile[columns.width..].fill(0.0);
+            }
+        }
     }
 
     /// Leaves a row with its records in it: for the state, and for the next token.
@@ -760,34 +780,6 @@ struct Columns {
 }
 
 impl Columns {
-    /// Asks for one half of a row of the tile that is walked over next: the machine does not guess it.
-    #[inline(always)]
-    fn ask<S: Simd>(&self, s: S, state: State<'_>, row: usize, half: usize) {
-        const LINES: usize = COLUMNS / 16 / 2;
-        let at = state.start().wrapping_add(self.range(row).start + self.following);
-        for line in 0..LINES {
-            s.prefetch(at.wrapping_add(16 * (half * LINES + line)));
-        }
-    }
-
-    /// A row, and zeros after it.
-    #[inline(always)]
-    fn read<S: Simd>(&self, s: S, state: State<'_>, row: usize) -> [S::W; WIDTH] {
-        let from = match state {
-            State::Read(state) => &state[self.range(row)],
-            // SAFETY: one unit has this value head, and no other part of these columns is live.
-            State::Write(state) => unsafe { state.part(self.range(row)) },
-        };
-        match from.first_chunk() {
-            Some(from) => wide(s, from),
-            None => {
-                let mut row = [0.0; COLUMNS];
-                row[..from.len()].copy_from_slice(from);
-                wide(s, &row)
-            }
-        }
-    }
-
     fn range(&self, row: usize) -> Range<usize> {
         let at = self.start + row * self.stride;
         at..at + self.width

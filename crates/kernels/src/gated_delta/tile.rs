@@ -27,15 +27,6 @@ pub(super) enum State<'a> {
     Write(&'a Shared<'a, f32>),
 }
 
-impl State<'_> {
-    pub(super) fn start(self) -> *const f32 {
-        match self {
-            Self::Read(state) => state.as_ptr(),
-            Self::Write(state) => state.start(),
-        }
-    }
-}
-
 /// What a token's decay does to a head's scale and numbers.
 #[derive(Clone, Copy)]
 pub(super) struct Decay {
@@ -141,36 +132,6 @@ impl Group<'_> {
     }
 }
 
-/// A record that is folded while a row is in registers.
-#[derive(Clone, Copy)]
-pub(super) struct Before<'a, S: Simd> {
-    pub(super) decay: Decay,
-    /// `[key_dim]`
-    pub(super) key: &'a [f32],
-    /// Divided by the scale after its decay.
-    pub(super) update: [S::W; WIDTH],
-}
-
-impl<S: Simd> Before<'_, S> {
-    #[inline(always)]
-    pub(super) fn none(s: S) -> Self {
-        Self {
-            decay: Decay::NONE,
-            key: &[],
-            update: [s.wide_splat(0.0); WIDTH],
-        }
-    }
-
-    #[inline(always)]
-    pub(super) fn fold_into(&self, s: S, i: usize, x: &mut [S::W; WIDTH]) {
-        self.decay.apply(s, x);
-        let k = s.wide_splat(self.key[i]);
-        for (x, u) in x.iter_mut().zip(self.update) {
-            *x = s.wide_fma(k, u, *x);
-        }
-    }
-}
-
 /// A token that the state decays for.
 #[derive(Clone, Copy)]
 pub(super) struct Token<'a> {
@@ -184,10 +145,7 @@ impl Token<'_> {
     #[inline(always)]
     pub(super) fn meet<S: Simd>(&self, s: S, i: usize, x: &mut [S::W; WIDTH], kv: &mut [S::W; WIDTH]) {
         self.decay.apply(s, x);
-        let k = s.wide_splat(self.key[i]);
-        for (x, kv) in x.iter().zip(kv) {
-            *kv = s.wide_fma(*x, k, *kv);
-        }
+        find(s, x, self.key[i], kv);
     }
 }
 
@@ -223,19 +181,20 @@ pub(super) fn put<S: Simd>(s: S, x: [S::W; WIDTH], state: State<'_>, at: Range<u
     }
 }
 
-/// Adds the update to a row, which goes to what the query finds.
+/// Adds what the key writes to a row.
 #[inline(always)]
-pub(super) fn step<S: Simd>(
-    s: S,
-    x: &mut [S::W; WIDTH],
-    k: f32,
-    q: f32,
-    update: &[S::W; WIDTH],
-    out: &mut [S::W; WIDTH],
-) {
-    let (q, k) = (s.wide_splat(q), s.wide_splat(k));
-    for ((x, update), out) in x.iter_mut().zip(update).zip(out) {
+pub(super) fn add<S: Simd>(s: S, x: &mut [S::W; WIDTH], k: f32, update: &[S::W; WIDTH]) {
+    let k = s.wide_splat(k);
+    for (x, update) in x.iter_mut().zip(update) {
         *x = s.wide_fma(k, *update, *x);
-        *out = s.wide_fma(*x, q, *out);
+    }
+}
+
+/// Adds what a key or query finds in a row.
+#[inline(always)]
+pub(super) fn find<S: Simd>(s: S, x: &[S::W; WIDTH], q: f32, found: &mut [S::W; WIDTH]) {
+    let q = s.wide_splat(q);
+    for (x, found) in x.iter().zip(found) {
+        *found = s.wide_fma(*x, q, *found);
     }
 }

@@ -99,10 +99,6 @@ impl<'a, T> Shared<'a, T> {
         }
     }
 
-    pub(crate) fn start(&self) -> *const T {
-        self.start
-    }
-
     /// # Safety
     /// No two live parts overlap.
     // A part borrows from the slice, not from this handle.
