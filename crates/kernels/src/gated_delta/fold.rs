@@ -3,13 +3,13 @@
 use candle_core::Tensor;
 use recant_core::{Fold, RecordSlice};
 
-use crate::pool::{self, Shared};
+use crate::pool::{self, Shared, Unwritten};
 use crate::simd;
 use crate::tensors::tensor;
 use crate::Result;
 
-use super::forward::{records, rows_of, HeldRecords};
-use super::kernel::{Layer, Segment, Unit, Window};
+use super::forward::{records, rows_of, together, HeldRecords};
+use super::kernel::{apart, Layer, Segment, Unit, Window};
 use super::tile::State;
 use super::{check_fold, GatedDeltaShape, OP};
 
@@ -36,8 +36,8 @@ fn fold(shape: &GatedDeltaShape, arrays: &[Tensor], slices: &[RecordSlice]) -> R
     rows.extend(fold.iter().map(|record| record.input));
 
     let mut state = state.f32()?.to_vec();
-    let mut new_scale = vec![0.0; shape.value_heads];
-    let mut new_conv = vec![0.0; conv.f32()?.len()];
+    let mut new_scale = vec![0.0; shape.value_heads * apart(1)];
+    let mut new_conv = Unwritten::new(conv.f32()?.len());
     let work = state.len() * (1 + fold.len());
     let shared = Shared::new(&mut state);
     let layer = Layer {
@@ -75,8 +75,9 @@ fn fold(shape: &GatedDeltaShape, arrays: &[Tensor], slices: &[RecordSlice]) -> R
         });
     });
     Ok(vec![
-        tensor(new_conv, arrays[0].dims())?,
+        // SAFETY: the units have all channels between them.
+        tensor(unsafe { new_conv.written() }, arrays[0].dims())?,
         tensor(state, arrays[1].dims())?,
-        tensor(new_scale, arrays[2].dims())?,
+        tensor(together(&new_scale, 1), arrays[2].dims())?,
     ])
 }

@@ -3,12 +3,12 @@
 use candle_core::Tensor;
 use recant_core::RecordSlice;
 
-use crate::pool::{self, Shared};
+use crate::pool::{self, Shared, Unwritten};
 use crate::simd;
 use crate::tensors::{tensor, Held};
 use crate::{Error, Result};
 
-use super::kernel::{Layer, Record, Records, Segment, Unit, Window};
+use super::kernel::{apart, Layer, Record, Records, Segment, Unit, Window};
 use super::states::with_states;
 use super::tile::State;
 use super::{DeltaAdvance, DeltaOutput, DeltaSegment, GatedDeltaShape, Weights, OP};
@@ -72,11 +72,27 @@ struct HeldSegment<'t> {
 /// What one segment's call gives.
 struct Given {
     /// The new window, if it moves.
-    conv: Option<Vec<f32>>,
-    /// The new scale, if it moves.
+    conv: Option<Unwritten>,
+    /// The new scale, if it moves: a number of each head, [`apart`].
     scale: Option<Vec<f32>>,
-    /// In the layout's order, if the call is recorded.
-    records: Option<[Vec<f32>; 4]>,
+    /// If the call is recorded.
+    records: Option<GivenRecords>,
+}
+
+struct GivenRecords {
+    key: Unwritten,
+    /// Head by head, [`apart`].
+    decay: Vec<f32>,
+    update: Unwritten,
+    input: Unwritten,
+}
+
+/// `[rows, heads]` of numbers that lie head by head, [`apart`].
+pub(super) fn together(by_head: &[f32], rows: usize) -> Vec<f32> {
+    let heads = by_head.chunks_exact(apart(rows));
+    (0..rows)
+        .flat_map(|row| heads.clone().map(move |head| head[row]))
+        .collect()
 }
 
 /// Runs operands that were checked for shape and type.
@@ -123,14 +139,15 @@ pub(super) fn forward(
             seen.extend(new.map(|row| &row[..shape.channels()]));
         }
         let moves = !step.recording || !fold.is_empty();
-        let widths = [shape.keys(), shape.value_heads, shape.values(), shape.channels()];
-        let records = step
-            .recording
-            .then(|| widths.map(|width| vec![0.0; rows * width]));
         given.push(Given {
-            scale: moves.then(|| vec![0.0; shape.value_heads]),
-            conv: moves.then(|| vec![0.0; (shape.conv_kernel - 1) * shape.channels()]),
-            records,
+            scale: moves.then(|| vec![0.0; shape.value_heads * apart(1)]),
+            conv: moves.then(|| Unwritten::new((shape.conv_kernel - 1) * shape.channels())),
+            records: step.recording.then(|| GivenRecords {
+                key: Unwritten::new(rows * shape.keys()),
+                decay: vec![0.0; shape.value_heads * apart(*rows)],
+                update: Unwritten::new(rows * shape.values()),
+                input: Unwritten::new(rows * shape.channels()),
+            }),
         });
         inputs.push((x, *rows, fold, replay, history, seen, held.scale.f32()?));
         start += rows;
@@ -153,7 +170,7 @@ pub(super) fn forward(
                     // A state that is not held for reading was lent for writing, in the same order.
                     _ => match states.next() {
                         Some(state) => State::Write(state),
-                        None => return,
+                        None => unreachable!("a state was lent for each that is written"),
                     },
                 };
                 work += (2 + 3 * rows + fold.len() + replay.len()) * shape.values() * shape.key_dim;
@@ -167,14 +184,11 @@ pub(super) fn forward(
                     scale,
                     new_scale: given.scale.as_mut().map(|scale| Shared::new(scale)),
                     window: given.conv.as_mut().map(|conv| Window::new(shape, seen, conv)),
-                    records: given.records.as_mut().map(|records| {
-                        let [key, decay, update, input] = records;
-                        Records {
-                            key: Shared::new(key),
-                            decay: Shared::new(decay),
-                            update: Shared::new(update),
-                            input: Shared::new(input),
-                        }
+                    records: given.records.as_mut().map(|records| Records {
+                        key: records.key.shared(),
+                        decay: Shared::new(&mut records.decay),
+                        update: records.update.shared(),
+                        input: records.input.shared(),
                     }),
                     mixed: Shared::new(own),
                 });
@@ -187,20 +201,26 @@ pub(super) fn forward(
     let mut advances = Vec::with_capacity(segments.len());
     for (DeltaSegment { rows, step }, given) in segments.iter().zip(given) {
         let conv = match given.conv {
-            Some(conv) => tensor(conv, step.arrays[0].dims())?,
+            // SAFETY: the units have all channels between them.
+            Some(conv) => tensor(unsafe { conv.written() }, step.arrays[0].dims())?,
             None => step.arrays[0].clone(),
         };
         let records = match given.records {
-            Some([key, decay, update, input]) => vec![
-                tensor(key, &[*rows, shape.key_heads, shape.key_dim])?,
-                tensor(decay, &[*rows, shape.value_heads])?,
-                tensor(update, &[*rows, shape.value_heads, shape.value_dim])?,
-                tensor(input, &[*rows, shape.channels()])?,
-            ],
+            Some(records) => {
+                // SAFETY: the units have all heads and all channels of all rows between them.
+                let [key, update, input] =
+                    [records.key, records.update, records.input].map(|x| unsafe { x.written() });
+                vec![
+                    tensor(key, &[*rows, shape.key_heads, shape.key_dim])?,
+                    tensor(together(&records.decay, *rows), &[*rows, shape.value_heads])?,
+                    tensor(update, &[*rows, shape.value_heads, shape.value_dim])?,
+                    tensor(input, &[*rows, shape.channels()])?,
+                ]
+            }
             None => Vec::new(),
         };
         let scale = match given.scale {
-            Some(scale) => tensor(scale, step.arrays[2].dims())?,
+            Some(scale) => tensor(together(&scale, 1), step.arrays[2].dims())?,
             None => step.arrays[2].clone(),
         };
         advances.push(DeltaAdvance {

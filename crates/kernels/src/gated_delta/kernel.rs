@@ -1,8 +1,9 @@
 //! One key head of one segment, with its value heads.
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use crate::pool::Shared;
+use crate::pool::{Shared, Unwritten, LINE};
 use crate::rows::RmsNorm;
 use crate::simd::{self, Kernel, Simd, LANES, WIDE};
 
@@ -37,26 +38,33 @@ pub(super) struct Record<'a> {
 
 /// Where records go.
 pub(super) struct Records<'a> {
-    pub(super) key: Shared<'a, f32>,
+    pub(super) key: Shared<'a, MaybeUninit<f32>>,
+    /// Head by head, [`apart`].
     pub(super) decay: Shared<'a, f32>,
-    pub(super) update: Shared<'a, f32>,
-    pub(super) input: Shared<'a, f32>,
+    pub(super) update: Shared<'a, MaybeUninit<f32>>,
+    pub(super) input: Shared<'a, MaybeUninit<f32>>,
+}
+
+/// From the numbers of a head to those of the next, of which there are `len`: whole cache lines, since threads that write to one
+/// line wait for each other.
+pub(super) fn apart(len: usize) -> usize {
+    len.max(1).next_multiple_of(LINE)
 }
 
 /// The last rows before the convolution, and where they go.
 pub(super) struct Window<'a> {
     rows: Vec<&'a [f32]>,
     /// `[conv_kernel - 1, channels]`
-    to: Shared<'a, f32>,
+    to: Shared<'a, MaybeUninit<f32>>,
 }
 
 impl<'a> Window<'a> {
     /// The window after all of `rows`.
-    pub(super) fn new(shape: &GatedDeltaShape, mut rows: Vec<&'a [f32]>, to: &'a mut [f32]) -> Self {
+    pub(super) fn new(shape: &GatedDeltaShape, mut rows: Vec<&'a [f32]>, to: &'a mut Unwritten) -> Self {
         rows.drain(..rows.len() + 1 - shape.conv_kernel);
         Self {
             rows,
-            to: Shared::new(to),
+            to: to.shared(),
         }
     }
 }
@@ -73,7 +81,7 @@ pub(super) struct Segment<'a> {
     pub(super) state: State<'a>,
     /// `[value_heads]`
     pub(super) scale: &'a [f32],
-    /// `[value_heads]`: where the scale goes, if it moves.
+    /// Where the scale goes, if it moves: a number of each head, [`apart`].
     pub(super) new_scale: Option<Shared<'a, f32>>,
     /// The convolution's window for the next call, if it moves.
     pub(super) window: Option<Window<'a>>,
@@ -149,7 +157,7 @@ impl Kernel for Unit<'_> {
             if let Some(records) = &segment.records {
                 let at = row * shape.keys() + q_channel;
                 // SAFETY: one unit has this key head of this row.
-                unsafe { records.key.part(at..at + key_dim) }.copy_from_slice(k);
+                unsafe { records.key.write(at, k) };
             }
         }
         leave_inputs(shape, segment, q_channel..q_channel + key_dim);
@@ -170,8 +178,8 @@ impl Kernel for Unit<'_> {
                 *g = decay(layer, segment, row, head);
                 *b = beta(layer, segment, row, head);
                 if let Some(records) = &segment.records {
-                    let at = row * shape.value_heads + head;
-                    // SAFETY: one unit has this value head of this row.
+                    let at = head * apart(rows) + row;
+                    // SAFETY: one unit has this value head.
                     unsafe { records.decay.part(at..at + 1) }.fill(*g);
                 }
             }
@@ -302,10 +310,9 @@ fn beta(layer: &Layer<'_>, segment: &Segment<'_>, row: usize, head: usize) -> f3
 
 /// Keeps some channels of the rows before the convolution: as records, and for the next call.
 fn leave_inputs(shape: &GatedDeltaShape, segment: &Segment<'_>, channels: Range<usize>) {
-    let leave = |to: &Shared<'_, f32>, row: usize, from: &[f32]| {
-        let at = row * shape.channels();
+    let leave = |to: &Shared<'_, MaybeUninit<f32>>, row: usize, from: &[f32]| {
         // SAFETY: one unit has these channels of this row.
-        unsafe { to.part(at + channels.start..at + channels.end) }.copy_from_slice(&from[channels.clone()]);
+        unsafe { to.write(row * shape.channels() + channels.start, &from[channels.clone()]) };
     };
     if let Some(records) = &segment.records {
         for (row, from) in segment.projected.chunks_exact(shape.projected()).enumerate() {
@@ -361,8 +368,9 @@ impl<'a> Head<'a> {
             None => self.in_tile(s, start, width),
         };
         if let Some(new_scale) = &self.segment.new_scale {
+            let at = self.head * apart(1);
             // SAFETY: one unit has this value head.
-            unsafe { new_scale.part(self.head..self.head + 1) }.fill(scale);
+            unsafe { new_scale.part(at..at + 1) }.fill(scale);
         }
     }
 
@@ -518,8 +526,7 @@ impl<'a> Head<'a> {
             let shape = self.layer.shape;
             let at = (row * shape.value_heads + self.head) * shape.value_dim + start;
             // SAFETY: one unit has these columns of this value head of this row.
-            let record = unsafe { records.update.part(at..at + width) };
-            record.copy_from_slice(&update[..width]);
+            unsafe { records.update.write(at, &update[..width]) };
         }
         scaled
     }

@@ -16,7 +16,7 @@ mod steps;
 use candle_core::{DType, Tensor};
 use recant_core::Candidate;
 
-use crate::pool::{self, Shared};
+use crate::pool::{self, Shared, Unwritten};
 use crate::simd;
 use crate::tensors::{tensor, Held, Op};
 use crate::{Backend, Error, Result};
@@ -188,15 +188,11 @@ impl Linear {
             }
         };
         let width = self.out_features;
-        let mut y: Vec<f32> = Vec::with_capacity(rows * width);
-        let sink = Sink::All {
-            y: Shared::new(&mut y.spare_capacity_mut()[..rows * width]),
-            width,
-        };
+        let mut y = Unwritten::new(rows * width);
+        let sink = Sink::All { y: y.shared(), width };
         self.run(parts, x, &sink, 1)?;
-        // SAFETY: the capacity is that large, and `run` gives the sink every output of every row.
-        unsafe { y.set_len(rows * width) };
-        tensor(y, &[rows, width])
+        // SAFETY: `run` gives the sink every output of every row.
+        tensor(unsafe { y.written() }, &[rows, width])
     }
 
     /// What [`largest`](recant_core::largest) finds in the result of [`forward`](Self::forward), without writing it: of an

@@ -1,4 +1,4 @@
-//! Work is split over outputs and handed out by a counter, in the current rayon pool.
+//! Work is split over outputs and handed out to the threads of the current rayon pool.
 
 mod gate;
 mod left;
@@ -14,6 +14,7 @@ mod atomic {
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 /// Multiply-adds, or elements moved, below which a second thread costs more than it saves.
@@ -108,5 +109,48 @@ impl<'a, T> Shared<'a, T> {
         assert!(range.start <= range.end && range.end <= self.len);
         // SAFETY: the range lies in the slice, and by the caller's promise nothing else refers to it.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
+    }
+}
+
+impl<T: Copy> Shared<'_, MaybeUninit<T>> {
+    /// Writes a part, which begins at `at`.
+    ///
+    /// # Safety
+    /// As that of [`part`](Self::part).
+    #[inline(always)]
+    pub(crate) unsafe fn write(&self, at: usize, from: &[T]) {
+        // SAFETY: promised by the caller.
+        let to = unsafe { self.part(at..at + from.len()) };
+        for (to, from) in to.iter_mut().zip(from) {
+            to.write(*from);
+        }
+    }
+}
+
+/// Numbers that tasks write, every one of them. Zeros first would cost as much, and put the lines into the cache of a thread that
+/// does not write them.
+pub(crate) struct Unwritten {
+    numbers: Vec<f32>,
+    len: usize,
+}
+
+impl Unwritten {
+    pub(crate) fn new(len: usize) -> Self {
+        Self {
+            numbers: Vec::with_capacity(len),
+            len,
+        }
+    }
+
+    pub(crate) fn shared(&mut self) -> Shared<'_, MaybeUninit<f32>> {
+        Shared::new(&mut self.numbers.spare_capacity_mut()[..self.len])
+    }
+
+    /// # Safety
+    /// All of them are written.
+    pub(crate) unsafe fn written(mut self) -> Vec<f32> {
+        // SAFETY: the capacity is that large, and the caller promises the rest.
+        unsafe { self.numbers.set_len(self.len) };
+        self.numbers
     }
 }
