@@ -106,7 +106,8 @@ pub(crate) trait Simd: Copy {
     /// [`BYTE_OFFSET`](Self::BYTE_OFFSET) with the signed bytes in `x[..][r]`, none of which is -128. Lane `o` has the bytes
     /// `4 o ..` of each line, and they meet the bytes of one `x` in memory order. Exact up to 64 lines.
     ///
-    /// It asks for the lines ahead ([`ask`](Self::ask)) where that helps. Lengths are left to run time on purpose: a loop that is unrolled whole is reordered until its registers run out.
+    /// It asks for the lines ahead ([`ask`](Self::ask)) where that helps. Lengths are left to run time on purpose, but for one row: a
+    /// loop that is unrolled whole is reordered until its registers run out.
     fn dot_bytes<const R: usize>(self, lines: &[Line], x: &[[i32; R]], from: &[i32; R]) -> [[Self::W; 2]; R];
     /// As [`dot_bytes`](Self::dot_bytes), of half bytes, nothing taken from them: a line's low halves meet one `x`, its
     /// high halves the next. Exact up to 8 lines.
