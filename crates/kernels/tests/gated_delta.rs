@@ -151,7 +151,7 @@ fn folded_and_replayed_records_are_the_tokens_themselves() {
         same_arrays(&arrays, base, "a recorded call leaves the arrays as they were");
         for fold in 0..=8 {
             for replay in 0..=8 - fold {
-                for recording in [true, false] {
+                for (count, recording) in [(1, true), (1, false), (4, true), (4, false)] {
                     let kept = fold + replay;
                     let slices = |range: std::ops::Range<usize>| match range.len() {
                         0 => vec![],
@@ -167,13 +167,15 @@ fn folded_and_replayed_records_are_the_tokens_themselves() {
                         recording,
                         ..plain(base)
                     };
-                    let what = format!("{shape:?}: {fold} folded, {replay} replayed, recording {recording}");
-                    let (out, arrays, again) = call(&layer, &rows(&x, 3 + kept, 4), step);
-                    same(&out, &rows(&mixed, 3 + kept, 4), &what);
-                    let tokens = if recording { 3 + fold } else { 3 + kept + 4 };
+                    let what = format!(
+                        "{shape:?}: {fold} folded, {replay} replayed, {count} rows, recording {recording}"
+                    );
+                    let (out, arrays, again) = call(&layer, &rows(&x, 3 + kept, count), step);
+                    same(&out, &rows(&mixed, 3 + kept, count), &what);
+                    let tokens = if recording { 3 + fold } else { 3 + kept + count };
                     same_arrays(&arrays, &states[tokens], &what);
                     if recording {
-                        let overlap = 4.min(8 - kept);
+                        let overlap = count.min(8 - kept);
                         for (first, again) in records.iter().zip(&again) {
                             same(&rows(first, kept, overlap), &rows(again, 0, overlap), &what);
                         }
