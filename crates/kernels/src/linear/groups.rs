@@ -90,11 +90,12 @@ impl<C: Code> Packed<C> {
                 for (output, (part, row)) in rows[tile * TILE..].iter().take(TILE).enumerate() {
                     let quants = part.in_features * C::BITS / 8;
                     let quants = &part.quants[row * quants..][..quants];
-                    for feature in 0..part.in_features {
-                        let (line, byte, shift) = packed.place(output, feature);
-                        lines[line].0[byte] |= stored(C::BITS, quants, feature) << shift;
-                    }
                     for (group, lines) in lines.chunks_exact_mut(packed.group_lines).enumerate() {
+                        for feature in 0..part.group {
+                            let (line, byte, shift) = place::<C>(output, feature);
+                            let bits = stored(C::BITS, quants, group * part.group + feature);
+                            lines[line].0[byte] |= bits << shift;
+                        }
                         let behind = &mut lines[weights..];
                         let number = row * packed.groups + group;
                         packed.scales.put(part.scales.numbers, number, behind, output);
@@ -131,26 +132,11 @@ impl<C: Code> Packed<C> {
         self.step
     }
 
-    /// Line in the tile, byte in the line and shift in the byte of a weight.
-    fn place(&self, output: usize, feature: usize) -> (usize, usize, u32) {
-        let per_line = CHUNK / Self::LINES;
-        let group = self.per_group * self.step;
-        let line = feature % group / per_line * STRIPS + output % TILE / WIDE;
-        let (byte, shift) = C::place(output % WIDE, feature % per_line);
-        (feature / group * self.group_lines + line, byte, shift)
-    }
-
     /// The lines of a tile.
     #[inline(always)]
     fn tile(&self, tile: usize) -> &[Line] {
         let len = self.groups * self.group_lines;
         &self.lines[tile * len..][..len]
-    }
-
-    /// The bits of an output and a feature.
-    fn quant(&self, output: usize, feature: usize) -> u8 {
-        let (line, byte, shift) = self.place(output, feature);
-        (self.tile(output / TILE)[line].0[byte] >> shift) & mask(C::BITS)
     }
 
     /// One output's weights: `scale * number + bias`, rounded once.
@@ -161,8 +147,8 @@ impl<C: Code> Packed<C> {
             let behind = &lines[self.per_group * self.step_lines..];
             let scale = self.scales.get(behind, row, group);
             let bias = self.biases.as_ref().map(|biases| biases.get(behind, row, group));
-            (group * size..(group + 1) * size).map(move |feature| {
-                let number = self.code.number(self.quant(row, feature));
+            (0..size).map(move |feature| {
+                let number = self.code.number(bits::<C>(lines, row, feature));
                 match bias {
                     Some(bias) => scale.mul_add(number, bias),
                     None => scale * number,
@@ -174,18 +160,18 @@ impl<C: Code> Packed<C> {
     /// Some of the outputs.
     pub(super) fn select(&self, outputs: &[u32]) -> Self {
         let len = self.groups * self.group_lines;
+        let (size, weights) = (self.per_group * self.step, self.per_group * self.step_lines);
         let mut lines = Lines::new(outputs.len().div_ceil(TILE) * len);
         for (to, from) in outputs.iter().enumerate() {
             let from = *from as usize;
-            let new = &mut lines[to / TILE * len..][..len];
-            for feature in 0..self.in_features() {
-                let (line, byte, shift) = self.place(to, feature);
-                new[line].0[byte] |= self.quant(from, feature) << shift;
-            }
+            let new = lines[to / TILE * len..][..len].chunks_exact_mut(self.group_lines);
             let old = self.tile(from / TILE).chunks_exact(self.group_lines);
-            for (new, old) in new.chunks_exact_mut(self.group_lines).zip(old) {
+            for (new, old) in new.zip(old) {
+                for feature in 0..size {
+                    let (line, byte, shift) = place::<C>(to, feature);
+                    new[line].0[byte] |= bits::<C>(old, from, feature) << shift;
+                }
                 for scales in [Some(&self.scales), self.biases.as_ref()].into_iter().flatten() {
-                    let weights = self.per_group * self.step_lines;
                     scales.copy((&old[weights..], from), (&mut new[weights..], to));
                 }
             }
@@ -247,6 +233,20 @@ fn mask(bits: usize) -> u8 {
 /// A weight out of a row's little-endian bits.
 fn stored(bits: usize, row: &[u8], feature: usize) -> u8 {
     (row[feature * bits / 8] >> (feature * bits % 8)) & mask(bits)
+}
+
+/// Line in the group, byte in the line and shift in the byte of the weight of an output and a feature of the group.
+fn place<C: Code>(output: usize, feature: usize) -> (usize, usize, u32) {
+    let per_line = CHUNK / lines_of(C::BITS);
+    let line = feature / per_line * STRIPS + output % TILE / WIDE;
+    let (byte, shift) = C::place(output % WIDE, feature % per_line);
+    (line, byte, shift)
+}
+
+/// The bits of that weight.
+fn bits<C: Code>(group: &[Line], output: usize, feature: usize) -> u8 {
+    let (line, byte, shift) = place::<C>(output, feature);
+    (group[line].0[byte] >> shift) & mask(C::BITS)
 }
 
 /// Activations of full width: a lane sums the products of a step in order, and adds its scale times that to the total.
