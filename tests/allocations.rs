@@ -53,7 +53,7 @@ const ROUND: usize = 42;
 const ROW: usize = 2;
 
 /// Requests of a Gated DeltaNet layer with a dense MLP.
-const LINEAR: usize = 104;
+const LINEAR: usize = 106;
 
 /// Requests of a full attention layer with a dense MLP.
 const FULL: usize = 82;

@@ -90,9 +90,11 @@ struct GivenRecords {
 /// `[rows, heads]` of numbers that lie head by head, [`apart`].
 pub(super) fn together(by_head: &[f32], rows: usize) -> Vec<f32> {
     let heads = by_head.chunks_exact(apart(rows));
-    (0..rows)
-        .flat_map(|row| heads.clone().map(move |head| head[row]))
-        .collect()
+    let mut numbers = Vec::with_capacity(rows * heads.len());
+    for row in 0..rows {
+        numbers.extend(heads.clone().map(|head| head[row]));
+    }
+    numbers
 }
 
 /// Runs operands that were checked for shape and type.
