@@ -95,7 +95,7 @@ impl Blocks {
         while (base + self.blocks.len()) * self.block < self.end + rows {
             let block = match self.spare.pop() {
                 Some(block) => block,
-                None => (self.fresh(self.block)?, self.fresh(self.block)?),
+                None => (self.fresh()?, self.fresh()?),
             };
             self.blocks.push_back(block);
         }
@@ -164,8 +164,7 @@ impl Blocks {
 
     /// Copies of the rows at positions `from..to`: `[to - from, kv_heads, head_dim]`.
     pub(crate) fn copy(&self, from: usize, to: usize) -> Result<(Tensor, Tensor)> {
-        let shape = (to - from, self.layout.kv_heads, self.layout.head_dim);
-        let zeros = || Tensor::zeros(shape, self.stored, &self.device);
+        let zeros = || Tensor::zeros(self.shape(to - from), self.stored, &self.device);
         let (keys, values) = (zeros()?, zeros()?);
         for block in self.view(from)? {
             let rows = block.rows.min(to.saturating_sub(block.start));
@@ -208,8 +207,12 @@ impl Blocks {
         (self.blocks.len() + self.spare.len()) * self.block
     }
 
-    fn fresh(&self, rows: usize) -> Result<Tensor> {
-        let shape = (rows, self.layout.kv_heads, self.layout.head_dim);
-        memory::zeros(shape, self.stored, &self.device)
+    /// Keys or values of a block.
+    fn fresh(&self) -> Result<Tensor> {
+        memory::zeros(self.shape(self.block), self.stored, &self.device)
+    }
+
+    fn shape(&self, rows: usize) -> (usize, usize, usize) {
+        (rows, self.layout.kv_heads, self.layout.head_dim)
     }
 }

@@ -7,11 +7,11 @@ use crate::Result;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Zeros that on the CPU begin with a cache line: a wide vector that lies in two lines takes two loads, or two stores. Their
-/// storage is up to a line longer than they are.
+/// Zeros that begin with a cache line where kernels read them in wide vectors, on the CPU: one that lies in two lines takes two
+/// loads, or two stores. Their storage is up to a line longer than they are.
 pub(crate) fn zeros(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Tensor> {
     let shape = shape.into();
-    if !device.is_cpu() {
+    if !device.is_cpu() || !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
         return Ok(Tensor::zeros(shape, dtype, device)?);
     }
     let elements = shape.elem_count();
@@ -28,7 +28,7 @@ pub(crate) fn zeros(shape: impl Into<Shape>, dtype: DType, device: &Device) -> R
 pub(crate) fn copy(array: &Tensor, device: &Device) -> Result<Tensor> {
     let from = array.to_device(device)?.flatten_all()?;
     let to = zeros(from.shape(), array.dtype(), device)?;
-    to.slice_set(&from.contiguous()?, 0, 0)?;
+    to.slice_set(&from, 0, 0)?;
     Ok(to.reshape(array.shape())?)
 }
 
@@ -63,7 +63,7 @@ fn elements(storage: &CpuStorage) -> Option<usize> {
     }
 }
 
-/// Elements before the first that begins a cache line; none for types that no kernel reads in wide vectors.
+/// Elements before the first that begins a cache line; none for types other than those of [`zeros`].
 fn to_line(storage: &CpuStorage) -> usize {
     match storage {
         CpuStorage::BF16(data) => data.as_ptr().align_offset(LINE),

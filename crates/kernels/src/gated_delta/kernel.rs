@@ -215,9 +215,10 @@ fn ask<S: Simd>(s: S, x: &[f32]) {
 
 /// Asks for one half of what comes so many numbers after a row of a tile: the machine does not guess it.
 #[inline(always)]
-fn ask_half<S: Simd>(s: S, row: &[f32; COLUMNS], following: usize, half: usize) {
-    for line in 2 * half..2 * (half + 1) {
-        s.prefetch(row.as_ptr().wrapping_add(following + 16 * line));
+fn ask_half<S: Simd>(s: S, row: &[f32], following: usize, half: usize) {
+    const LINES: usize = COLUMNS / LINE / 2;
+    for line in LINES * half..LINES * (half + 1) {
+        s.prefetch(row.as_ptr().wrapping_add(following + LINE * line));
     }
 }
 
@@ -738,9 +739,8 @@ impl Pass<'_> {
             // SAFETY: one unit has this value head, and it writes a row of columns only after this reading.
             State::Write(state) => unsafe { state.part(columns.range(row)) },
         };
-        // The machine does not guess it.
-        for line in 0..COLUMNS / 16 {
-            s.prefetch(from.as_ptr().wrapping_add(columns.following + 16 * line));
+        for half in 0..2 {
+            ask_half(s, from, columns.following, half);
         }
         match from.first_chunk() {
             Some(from) => *tile = *from,

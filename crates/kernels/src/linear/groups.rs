@@ -54,9 +54,9 @@ impl<C: Code> Packed<C> {
         let biases_of = biases.map(|biases| Scales::new(&biases, groups, scales_of.lines()));
         let behind = scales_of.lines() + biases_of.as_ref().map_or(0, Scales::lines);
         let outputs: usize = parts.iter().map(|part| part.out_features()).sum();
-        let mut new = Self {
+        let empty = Self {
             code,
-            lines: Lines::new(outputs.div_ceil(TILE) * groups * (weight_lines + behind)),
+            lines: Lines::new(0),
             scales: scales_of,
             biases: biases_of,
             step,
@@ -66,47 +66,44 @@ impl<C: Code> Packed<C> {
             group_lines: weight_lines + behind,
             out_features: outputs,
         };
-        new.fill(parts);
-        new
+        Self {
+            lines: empty.pack(parts),
+            ..empty
+        }
     }
 
-    /// Packs everything but scales in two levels.
-    fn fill(&mut self, parts: &[&Groups<'_>]) {
+    /// The lines of matrices: everything but scales in two levels.
+    fn pack(&self, parts: &[&Groups<'_>]) -> Lines {
         // Of each output its matrix, and its row there.
         let rows: Vec<(&Groups<'_>, usize)> = parts
             .iter()
             .flat_map(|part| (0..part.out_features()).map(move |row| (*part, row)))
             .collect();
-        let (len, weights) = (self.groups * self.group_lines, self.per_group * self.step_lines);
-        let mut lines = std::mem::replace(&mut self.lines, Lines::new(0));
+        let (tiles, len, weights) = (rows.len().div_ceil(TILE), self.tile_lines(), self.weight_lines());
+        let mut lines = Lines::new(tiles * len);
         let shared = Shared::new(&mut lines);
-        let packed = &*self;
-        pool::for_each(
-            rows.len().div_ceil(TILE),
-            rows.len() * packed.in_features(),
-            &|tile| {
-                // SAFETY: one task a tile, and tiles do not overlap.
-                let lines = unsafe { shared.part(tile * len..(tile + 1) * len) };
-                for (output, (part, row)) in rows[tile * TILE..].iter().take(TILE).enumerate() {
-                    let quants = part.in_features * C::BITS / 8;
-                    let quants = &part.quants[row * quants..][..quants];
-                    for (group, lines) in lines.chunks_exact_mut(packed.group_lines).enumerate() {
-                        for feature in 0..part.group {
-                            let (line, byte, shift) = place::<C>(output, feature);
-                            let bits = stored(C::BITS, quants, group * part.group + feature);
-                            lines[line].0[byte] |= bits << shift;
-                        }
-                        let behind = &mut lines[weights..];
-                        let number = row * packed.groups + group;
-                        packed.scales.put(part.scales.numbers, number, behind, output);
-                        if let (Some(packed), Some(biases)) = (&packed.biases, &part.biases) {
-                            packed.put(biases.numbers, number, behind, output);
-                        }
+        pool::for_each(tiles, rows.len() * self.in_features(), &|tile| {
+            // SAFETY: one task a tile, and tiles do not overlap.
+            let lines = unsafe { shared.part(tile * len..(tile + 1) * len) };
+            for (output, (part, row)) in rows[tile * TILE..].iter().take(TILE).enumerate() {
+                let quants = part.in_features * C::BITS / 8;
+                let quants = &part.quants[row * quants..][..quants];
+                for (group, lines) in lines.chunks_exact_mut(self.group_lines).enumerate() {
+                    for feature in 0..part.group {
+                        let (line, byte, shift) = place::<C>(output, feature);
+                        let bits = stored(C::BITS, quants, group * part.group + feature);
+                        lines[line].0[byte] |= bits << shift;
+                    }
+                    let behind = &mut lines[weights..];
+                    let number = row * self.groups + group;
+                    self.scales.put(part.scales.numbers, number, behind, output);
+                    if let (Some(own), Some(biases)) = (&self.biases, &part.biases) {
+                        own.put(biases.numbers, number, behind, output);
                     }
                 }
-            },
-        );
-        self.lines = lines;
+            }
+        });
+        lines
     }
 
     pub(super) fn code(&self) -> C {
@@ -114,7 +111,7 @@ impl<C: Code> Packed<C> {
     }
 
     pub(super) fn in_features(&self) -> usize {
-        self.groups * self.per_group * self.step
+        self.groups * self.group()
     }
 
     pub(super) fn out_features(&self) -> usize {
@@ -132,22 +129,37 @@ impl<C: Code> Packed<C> {
         self.step
     }
 
+    /// Features of a group.
+    fn group(&self) -> usize {
+        self.per_group * self.step
+    }
+
+    /// Lines of the weights of a tile's group.
+    #[inline(always)]
+    fn weight_lines(&self) -> usize {
+        self.per_group * self.step_lines
+    }
+
+    #[inline(always)]
+    fn tile_lines(&self) -> usize {
+        self.groups * self.group_lines
+    }
+
     /// The lines of a tile.
     #[inline(always)]
     fn tile(&self, tile: usize) -> &[Line] {
-        let len = self.groups * self.group_lines;
+        let len = self.tile_lines();
         &self.lines[tile * len..][..len]
     }
 
     /// One output's weights: `scale * number + bias`, rounded once.
     pub(super) fn row(&self, row: usize) -> impl Iterator<Item = f32> + '_ {
-        let size = self.per_group * self.step;
         let groups = self.tile(row / TILE).chunks_exact(self.group_lines).enumerate();
         groups.flat_map(move |(group, lines)| {
-            let behind = &lines[self.per_group * self.step_lines..];
+            let behind = &lines[self.weight_lines()..];
             let scale = self.scales.get(behind, row, group);
             let bias = self.biases.as_ref().map(|biases| biases.get(behind, row, group));
-            (0..size).map(move |feature| {
+            (0..self.group()).map(move |feature| {
                 let number = self.code.number(bits::<C>(lines, row, feature));
                 match bias {
                     Some(bias) => scale.mul_add(number, bias),
@@ -159,15 +171,14 @@ impl<C: Code> Packed<C> {
 
     /// Some of the outputs.
     pub(super) fn select(&self, outputs: &[u32]) -> Self {
-        let len = self.groups * self.group_lines;
-        let (size, weights) = (self.per_group * self.step, self.per_group * self.step_lines);
+        let (len, weights) = (self.tile_lines(), self.weight_lines());
         let mut lines = Lines::new(outputs.len().div_ceil(TILE) * len);
         for (to, from) in outputs.iter().enumerate() {
             let from = *from as usize;
             let new = lines[to / TILE * len..][..len].chunks_exact_mut(self.group_lines);
             let old = self.tile(from / TILE).chunks_exact(self.group_lines);
             for (new, old) in new.zip(old) {
-                for feature in 0..size {
+                for feature in 0..self.group() {
                     let (line, byte, shift) = place::<C>(to, feature);
                     new[line].0[byte] |= bits::<C>(old, from, feature) << shift;
                 }
@@ -192,7 +203,7 @@ impl<C: Code> Packed<C> {
         let (mut group, mut before) = (steps.start / self.per_group, steps.start % self.per_group);
         steps.map(move |_| {
             let lines = &tile[group * self.group_lines..][..self.group_lines];
-            let (weights, behind) = lines.split_at(self.per_group * self.step_lines);
+            let (weights, behind) = lines.split_at(self.weight_lines());
             let found = (
                 &weights[before * self.step_lines..][..self.step_lines],
                 behind,
