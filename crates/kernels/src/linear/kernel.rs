@@ -96,6 +96,8 @@ pub(super) struct Columns<'a, M: Matrix> {
 }
 
 impl<M: Matrix> Kernel for Columns<'_, M> {
+    const ASKS: bool = true;
+
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         match self.grouping.size {

@@ -305,6 +305,6 @@ impl TwoLevel {
 fn ask<S: Simd>(s: S, lines: &[Line], run: Range<usize>) {
     let ahead = 2 * run.len();
     for i in run {
-        s.prefetch_once(lines.as_ptr().wrapping_add(i + ahead));
+        s.prefetch_weights(lines.as_ptr().wrapping_add(i + ahead));
     }
 }

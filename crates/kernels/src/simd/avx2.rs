@@ -4,14 +4,14 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::x86::{eight_lanes, op};
-use super::{Kernel, Line, Simd, LANES, WIDE};
+use super::x86::{asks_once, eight_lanes, op, spread};
+use super::{Kernel, Line, Simd, AHEAD, LANES, WIDE};
 
-/// Proof that the machine has the instructions.
+/// Proof that the machine has the instructions. `HINT` goes with every request for weights.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx2(());
+pub(crate) struct Avx2<const HINT: i32 = _MM_HINT_T1>(());
 
-impl Avx2 {
+impl<const HINT: i32> Avx2<HINT> {
     pub(crate) fn new() -> Option<Self> {
         let found = is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
@@ -22,11 +22,19 @@ impl Avx2 {
 
 /// Runs a kernel that was compiled for these instructions.
 pub(super) fn run<K: Kernel>(kernel: K) {
+    if K::ASKS && asks_once() {
+        run_with::<_MM_HINT_NTA, K>(kernel);
+    } else {
+        run_with::<_MM_HINT_T1, K>(kernel);
+    }
+}
+
+fn run_with<const HINT: i32, K: Kernel>(kernel: K) {
     #[target_feature(enable = "avx2,fma,f16c")]
-    fn with_features<K: Kernel>(proof: Avx2, kernel: K) {
+    fn with_features<const HINT: i32, K: Kernel>(proof: Avx2<HINT>, kernel: K) {
         kernel.run(proof);
     }
-    if let Some(proof) = Avx2::new() {
+    if let Some(proof) = Avx2::<HINT>::new() {
         // SAFETY: `proof` says that the instructions are there.
         unsafe { with_features(proof, kernel) }
     }
@@ -77,7 +85,7 @@ fn e4m3_of_high(words: __m256i) -> [__m256; 2] {
     })
 }
 
-impl Simd for Avx2 {
+impl<const HINT: i32> Simd for Avx2<HINT> {
     eight_lanes!();
 
     type W = [__m256; 2];

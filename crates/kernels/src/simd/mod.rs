@@ -137,11 +137,19 @@ pub(crate) trait Simd: Copy {
         let _ = at;
     }
 
-    /// As [`prefetch`](Self::prefetch), where the line will be used now and not again soon: it is to leave the larger caches
-    /// alone.
+    /// As [`prefetch`](Self::prefetch), where the line will be used now and not again soon. How that is best said is the
+    /// processor's, so only kernels that say so ([`Kernel::ASKS`]) should do it.
     #[inline(always)]
-    fn prefetch_once<T>(self, at: *const T) {
+    fn prefetch_weights<T>(self, at: *const T) {
         let _ = at;
+    }
+
+    /// Bytes from the weights at an address to those to ask for when they are used. Going through memory in order asks for each line
+    /// once.
+    #[inline(always)]
+    fn ahead(self, at: usize) -> usize {
+        let _ = at;
+        AHEAD
     }
 
     /// Asks for what follows some lines, at a distance. Between the instructions that use them: many requests at once hold up the
@@ -149,7 +157,8 @@ pub(crate) trait Simd: Copy {
     #[inline(always)]
     fn ask(self, lines: &[Line]) {
         for line in lines {
-            self.prefetch_once(std::ptr::from_ref(line).wrapping_byte_add(AHEAD));
+            let at = std::ptr::from_ref(line);
+            self.prefetch_weights(at.wrapping_byte_add(self.ahead(at.addr())));
         }
     }
 
@@ -193,6 +202,9 @@ pub(crate) trait Simd: Copy {
 /// Code written once for every instruction set. Mark `run` `#[inline(always)]`: it is compiled into [`run`]'s
 /// per-set wrapper, whose instructions it may then use.
 pub(crate) trait Kernel {
+    /// Whether it asks for weights, and is compiled for each way of doing so.
+    const ASKS: bool = false;
+
     fn run<S: Simd>(self, s: S);
 }
 
@@ -226,9 +238,9 @@ impl Isa {
     pub(crate) fn rows(self) -> usize {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => avx512::Avx512::ROWS,
+            Self::Avx512 => <avx512::Avx512>::ROWS,
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => avx2::Avx2::ROWS,
+            Self::Avx2 => <avx2::Avx2>::ROWS,
             #[cfg(target_arch = "aarch64")]
             Self::Neon => neon::Neon::ROWS,
             Self::Portable => portable::Portable::ROWS,
@@ -239,9 +251,9 @@ impl Isa {
     pub(crate) fn byte_offset(self) -> i32 {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => avx512::Avx512::BYTE_OFFSET,
+            Self::Avx512 => <avx512::Avx512>::BYTE_OFFSET,
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => avx2::Avx2::BYTE_OFFSET,
+            Self::Avx2 => <avx2::Avx2>::BYTE_OFFSET,
             #[cfg(target_arch = "aarch64")]
             Self::Neon => neon::Neon::BYTE_OFFSET,
             Self::Portable => portable::Portable::BYTE_OFFSET,
@@ -265,8 +277,8 @@ pub(crate) fn available() -> &'static [Isa] {
         let mut sets = Vec::new();
         #[cfg(target_arch = "x86_64")]
         {
-            sets.extend(avx512::Avx512::new().map(|_| Isa::Avx512));
-            sets.extend(avx2::Avx2::new().map(|_| Isa::Avx2));
+            sets.extend(<avx512::Avx512>::new().map(|_| Isa::Avx512));
+            sets.extend(<avx2::Avx2>::new().map(|_| Isa::Avx2));
         }
         #[cfg(target_arch = "aarch64")]
         sets.extend(neon::Neon::new().map(|_| Isa::Neon));

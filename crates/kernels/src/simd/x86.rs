@@ -1,4 +1,7 @@
-//! What the x86-64 sets share: eight lanes of 256 bits.
+//! What the x86-64 sets share: eight lanes of 256 bits, and the hint by which weights are asked for.
+
+use std::arch::x86_64::__cpuid;
+use std::sync::OnceLock;
 
 /// A call of intrinsics on the strength of `self`.
 macro_rules! op {
@@ -127,10 +130,42 @@ macro_rules! eight_lanes {
         }
 
         #[inline(always)]
-        fn prefetch_once<T>(self, at: *const T) {
-            op!(_mm_prefetch::<_MM_HINT_NTA>(at.cast()))
+        fn prefetch_weights<T>(self, at: *const T) {
+            op!(_mm_prefetch::<HINT>(at.cast()))
+        }
+
+        #[inline(always)]
+        fn ahead(self, at: usize) -> usize {
+            if HINT == _MM_HINT_NTA {
+                AHEAD
+            } else {
+                AHEAD + spread(at)
+            }
         }
     };
+}
+
+/// How much further ahead weights are asked for where sixteen pages are read side by side: each sixteenth of a page, for whose
+/// number it takes four bits of the address, asks for its like that many pages on. One page after the other gave a tenth less of memory's speed.
+#[inline(always)]
+pub(super) fn spread(at: usize) -> usize {
+    const PAGE: usize = 4096;
+    at % PAGE / (PAGE / 16) * PAGE
+}
+
+/// Whether weights are best asked for as data that is used once.
+///
+/// AMD's processors then leave the larger caches alone, and were 4 % faster for it. Intel's keep such lines in a small part of the
+/// first-level cache only, and give them up before they are used: memory was read at a third of its speed.
+pub(super) fn asks_once() -> bool {
+    static ONCE: OnceLock<bool> = OnceLock::new();
+    *ONCE.get_or_init(|| {
+        #[allow(unused_unsafe, reason = "older compilers have it as unsafe")]
+        // SAFETY: every x86-64 processor has the instruction.
+        let maker = unsafe { __cpuid(0) };
+        let name = [maker.ebx, maker.edx, maker.ecx].map(u32::to_le_bytes);
+        matches!(name.as_flattened(), b"AuthenticAMD" | b"HygonGenuine")
+    })
 }
 
 pub(super) use {eight_lanes, op};
