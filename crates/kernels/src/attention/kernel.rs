@@ -120,6 +120,14 @@ impl<'a> Group<'a> {
             })
     }
 
+    /// The same in pieces of a tile at most.
+    pub(super) fn tiles(&self, span: usize) -> impl Iterator<Item = (&'a Block<'a>, Range<usize>)> {
+        self.runs(span).flat_map(|(block, run)| {
+            let starts = run.clone().step_by(TILE);
+            starts.map(move |start| (block, start..run.end.min(start + TILE)))
+        })
+    }
+
     /// Multiply-adds over some positions, and a bit more.
     fn work(&self, positions: Range<usize>) -> usize {
         let seen: usize = self.seen(&positions).into_iter().map(|run| run.len()).sum();
@@ -229,7 +237,7 @@ pub(super) fn attention(
 
 /// Positions of a span.
 fn positions(span: usize) -> Range<usize> {
-    let start = span * SPAN;
+    let start = span.saturating_mul(SPAN);
     start..start.saturating_add(SPAN)
 }
 

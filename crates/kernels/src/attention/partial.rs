@@ -7,8 +7,8 @@ use half::{bf16, f16};
 use crate::simd::{self, Kernel, Simd, LANES, WIDE};
 
 use super::kernel::{Block, Group, SPAN};
-use super::tile::{copy_rows, Cached, Rows, IN_PLACE, TILE};
-use super::Elements;
+use super::tile::{copy_rows, Cached, Rows, IN_PLACE};
+use super::{AttentionShape, Elements};
 
 /// A query's partial, or several of them merged: the greatest score, the sum of the exponentials relative to it, padding, and
 /// from [`WIDE`] on the sum of the weighted values.
@@ -82,6 +82,8 @@ pub(super) struct Part<'t, 'a> {
 }
 
 impl Kernel for Part<'_, '_> {
+    const ASKS: bool = true;
+
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         self.partial.compute(s, self.span, self.records);
@@ -92,6 +94,9 @@ impl Kernel for Part<'_, '_> {
 trait Walk {
     /// Keys or values of a block.
     fn elements<'a>(block: &Block<'a>) -> Elements<'a>;
+
+    /// What is read after the last tile of a span.
+    fn after<'a>(group: &Group<'a>, span: usize) -> Option<Place<'a>>;
 
     /// The step of a quad over a tile.
     fn step<S: Simd, T: Cached>(
@@ -104,6 +109,36 @@ trait Walk {
     );
 }
 
+/// Rows of a head, from one of a block on.
+struct Place<'a> {
+    elements: Elements<'a>,
+    row: usize,
+    head: usize,
+}
+
+impl Place<'_> {
+    /// Where they lie, as an address only.
+    #[inline(always)]
+    fn address(&self, shape: &AttentionShape) -> *const u8 {
+        let at = (self.row * shape.kv_heads + self.head) * shape.head_dim;
+        match self.elements {
+            Elements::F32(x) => x.as_ptr().wrapping_add(at).cast(),
+            Elements::F16(x) => x.as_ptr().wrapping_add(at).cast(),
+            Elements::Bf16(x) => x.as_ptr().wrapping_add(at).cast(),
+        }
+    }
+}
+
+/// Where a walk over a span begins, for a head.
+#[inline(always)]
+fn beginning<'a, W: Walk>(group: &Group<'a>, span: usize, head: usize) -> Option<Place<'a>> {
+    group.tiles(span).next().map(|(block, positions)| Place {
+        elements: W::elements(block),
+        row: positions.start - block.positions.start,
+        head,
+    })
+}
+
 /// Queries times keys.
 struct Scores;
 
@@ -111,6 +146,11 @@ impl Walk for Scores {
     #[inline(always)]
     fn elements<'a>(block: &Block<'a>) -> Elements<'a> {
         block.keys
+    }
+
+    #[inline(always)]
+    fn after<'a>(group: &Group<'a>, span: usize) -> Option<Place<'a>> {
+        beginning::<Values>(group, span, group.head)
     }
 
     #[inline(always)]
@@ -138,6 +178,15 @@ impl Walk for Values {
     #[inline(always)]
     fn elements<'a>(block: &Block<'a>) -> Elements<'a> {
         block.values
+    }
+
+    #[inline(always)]
+    fn after<'a>(group: &Group<'a>, span: usize) -> Option<Place<'a>> {
+        if group.head + 1 < group.shape.kv_heads {
+            beginning::<Scores>(group, span, group.head + 1)
+        } else {
+            beginning::<Scores>(group, span + 1, 0)
+        }
     }
 
     #[inline(always)]
@@ -190,49 +239,62 @@ impl<'a> Partial<'a> {
     /// Takes a step for all queries and all positions of a span, a tile of rows at a time.
     #[inline(always)]
     fn walk<S: Simd, W: Walk>(&mut self, s: S, span: usize, records: &mut [f32]) {
-        for (block, run) in self.group.runs(span) {
-            for start in run.clone().step_by(TILE) {
-                let positions = start..start + TILE.min(run.end - start);
-                let first = start - block.positions.start;
-                // Taken out so that the rest can be borrowed beside it.
-                let tile = std::mem::take(&mut self.tile);
-                let count = positions.len();
-                let widened = match W::elements(block) {
-                    Elements::F32(x) => Some(match self.in_place(x, first) {
-                        Some(rows) => rows,
-                        None => self.widened(s, x, first, count, tile),
-                    }),
-                    Elements::F16(x) => match self.in_place(x, first) {
-                        Some(rows) => {
-                            self.quads::<S, W, f16>(s, records, &positions, rows);
-                            None
-                        }
-                        None => Some(self.widened(s, x, first, count, tile)),
-                    },
-                    Elements::Bf16(x) => match self.in_place(x, first) {
-                        Some(rows) => {
-                            self.quads::<S, W, bf16>(s, records, &positions, rows);
-                            None
-                        }
-                        None => Some(self.widened(s, x, first, count, tile)),
-                    },
-                };
-                if let Some(rows) = widened {
-                    self.quads::<S, W, f32>(s, records, &positions, rows);
-                }
-                self.tile = tile;
+        let group = self.group;
+        let mut tiles = group.tiles(span).peekable();
+        while let Some((block, positions)) = tiles.next() {
+            let next = match tiles.peek() {
+                Some((block, positions)) => Some(Place {
+                    elements: W::elements(block),
+                    row: positions.start - block.positions.start,
+                    head: group.head,
+                }),
+                None => W::after(group, span),
+            };
+            let next = next.map(|next| next.address(group.shape));
+            let first = positions.start - block.positions.start;
+            // Taken out so that the rest can be borrowed beside it.
+            let tile = std::mem::take(&mut self.tile);
+            let count = positions.len();
+            let widened = match W::elements(block) {
+                Elements::F32(x) => Some(match self.in_place(x, first, next) {
+                    Some(rows) => rows,
+                    None => self.widened(s, x, first, count, tile),
+                }),
+                Elements::F16(x) => match self.in_place(x, first, next) {
+                    Some(rows) => {
+                        self.quads::<S, W, f16>(s, records, &positions, rows);
+                        None
+                    }
+                    None => Some(self.widened(s, x, first, count, tile)),
+                },
+                Elements::Bf16(x) => match self.in_place(x, first, next) {
+                    Some(rows) => {
+                        self.quads::<S, W, bf16>(s, records, &positions, rows);
+                        None
+                    }
+                    None => Some(self.widened(s, x, first, count, tile)),
+                },
+            };
+            if let Some(rows) = widened {
+                self.quads::<S, W, f32>(s, records, &positions, rows);
             }
+            self.tile = tile;
         }
     }
 
     /// The rows from `first` of a block on, if they may be read where they are.
     #[inline(always)]
-    fn in_place<'t, T: Cached>(&self, x: &'t [T], first: usize) -> Option<Rows<'t, T>> {
+    fn in_place<'t, T: Cached>(
+        &self,
+        x: &'t [T],
+        first: usize,
+        next: Option<*const u8>,
+    ) -> Option<Rows<'t, T>> {
         let width = self.group.shape.head_dim;
         let stride = self.group.shape.kv_heads * width;
         let start = first * stride + self.group.head * width;
         (width == self.stride && self.group.queries() <= IN_PLACE)
-            .then(|| Rows::new(&x[start..], stride, width, true))
+            .then(|| Rows::new(&x[start..], stride, width, next.map(<*const u8>::cast)))
     }
 
     /// `count` rows from `first` of a block on, widened and padded.
@@ -249,7 +311,7 @@ impl<'a> Partial<'a> {
         let stride = self.group.shape.kv_heads * width;
         let start = first * stride + self.group.head * width;
         copy_rows(s, &x[start..], (stride, width, self.stride), count, tile);
-        Rows::new(tile, self.stride, self.stride, false)
+        Rows::new(tile, self.stride, self.stride, None)
     }
 
     #[inline(always)]
@@ -295,7 +357,7 @@ impl<'a> Partial<'a> {
             // Beyond the last row it is taken again.
             let k: [&[[T; LANES]]; K] =
                 std::array::from_fn(|i| &keys.row((first + i).min(count - 1))[..chunks]);
-            if query == 0 && keys.in_place {
+            if query == 0 {
                 for row in first..first + K {
                     keys.ask_row(s, row);
                 }
@@ -395,7 +457,7 @@ impl<'a> Partial<'a> {
             std::array::from_fn(|i| &self.scores[(query + i) * SPAN + place..][rows.clone()]);
         let strips = self.stride / WIDE;
         let records = records.as_chunks_mut::<WIDE>().0;
-        let asks = query == 0 && values.in_place;
+        let asks = query == 0;
         let mut strip = 0;
         while strip < strips {
             // A record begins with its scalars.

@@ -17,19 +17,19 @@ pub(super) struct Rows<'a, T> {
     data: &'a [T],
     stride: usize,
     width: usize,
-    /// Whether they lie in the block itself, so that the next tile follows.
-    pub(super) in_place: bool,
+    /// Where the next tile's begin, if it is worth asking for them: only an address, which need not be a valid one.
+    pub(super) next: Option<*const T>,
 }
 
 impl<'a, T: Cached> Rows<'a, T> {
     /// `width` is of whole wide vectors.
     #[inline(always)]
-    pub(super) fn new(data: &'a [T], stride: usize, width: usize, in_place: bool) -> Self {
+    pub(super) fn new(data: &'a [T], stride: usize, width: usize, next: Option<*const T>) -> Self {
         Self {
             data,
             stride,
             width,
-            in_place,
+            next,
         }
     }
 
@@ -74,8 +74,9 @@ impl<'a, T: Cached> Rows<'a, T> {
 
     #[inline(always)]
     fn ask<S: Simd>(self, s: S, row: usize, at: usize) {
-        let at = (row + TILE) * self.stride + at;
-        s.prefetch(self.data.as_ptr().wrapping_add(at));
+        if let Some(next) = self.next {
+            s.prefetch_early(next.wrapping_add(row * self.stride + at));
+        }
     }
 }
 

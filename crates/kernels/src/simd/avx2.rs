@@ -7,11 +7,11 @@ use half::{bf16, f16};
 use super::x86::{asks_once, eight_lanes, op, spread};
 use super::{Kernel, Line, Simd, AHEAD, LANES, WIDE};
 
-/// Proof that the machine has the instructions. `HINT` goes with every request for weights.
+/// Proof that the machine has the instructions. `ONCE` goes with every request for weights.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx2<const HINT: i32 = _MM_HINT_T1>(());
+pub(crate) struct Avx2<const ONCE: bool = false>(());
 
-impl<const HINT: i32> Avx2<HINT> {
+impl<const ONCE: bool> Avx2<ONCE> {
     pub(crate) fn new() -> Option<Self> {
         let found = is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
@@ -23,18 +23,18 @@ impl<const HINT: i32> Avx2<HINT> {
 /// Runs a kernel that was compiled for these instructions.
 pub(super) fn run<K: Kernel>(kernel: K) {
     if K::ASKS && asks_once() {
-        run_with::<_MM_HINT_NTA, K>(kernel);
+        run_with::<true, K>(kernel);
     } else {
-        run_with::<_MM_HINT_T1, K>(kernel);
+        run_with::<false, K>(kernel);
     }
 }
 
-fn run_with<const HINT: i32, K: Kernel>(kernel: K) {
+fn run_with<const ONCE: bool, K: Kernel>(kernel: K) {
     #[target_feature(enable = "avx2,fma,f16c")]
-    fn with_features<const HINT: i32, K: Kernel>(proof: Avx2<HINT>, kernel: K) {
+    fn with_features<const ONCE: bool, K: Kernel>(proof: Avx2<ONCE>, kernel: K) {
         kernel.run(proof);
     }
-    if let Some(proof) = Avx2::<HINT>::new() {
+    if let Some(proof) = Avx2::<ONCE>::new() {
         // SAFETY: `proof` says that the instructions are there.
         unsafe { with_features(proof, kernel) }
     }
@@ -85,7 +85,7 @@ fn e4m3_of_high(words: __m256i) -> [__m256; 2] {
     })
 }
 
-impl<const HINT: i32> Simd for Avx2<HINT> {
+impl<const ONCE: bool> Simd for Avx2<ONCE> {
     eight_lanes!();
 
     type W = [__m256; 2];

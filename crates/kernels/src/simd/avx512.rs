@@ -8,11 +8,11 @@ use half::{bf16, f16};
 use super::x86::{asks_once, eight_lanes, op, spread};
 use super::{Kernel, Line, Simd, AHEAD, LANES, WIDE};
 
-/// Proof that the machine has the instructions. `HINT` goes with every request for weights.
+/// Proof that the machine has the instructions. `ONCE` goes with every request for weights.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx512<const HINT: i32 = _MM_HINT_T1>(());
+pub(crate) struct Avx512<const ONCE: bool = false>(());
 
-impl<const HINT: i32> Avx512<HINT> {
+impl<const ONCE: bool> Avx512<ONCE> {
     pub(crate) fn new() -> Option<Self> {
         let found = is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
@@ -29,18 +29,18 @@ impl<const HINT: i32> Avx512<HINT> {
 /// Runs a kernel that was compiled for these instructions.
 pub(super) fn run<K: Kernel>(kernel: K) {
     if K::ASKS && asks_once() {
-        run_with::<_MM_HINT_NTA, K>(kernel);
+        run_with::<true, K>(kernel);
     } else {
-        run_with::<_MM_HINT_T1, K>(kernel);
+        run_with::<false, K>(kernel);
     }
 }
 
-fn run_with<const HINT: i32, K: Kernel>(kernel: K) {
+fn run_with<const ONCE: bool, K: Kernel>(kernel: K) {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-    fn with_features<const HINT: i32, K: Kernel>(proof: Avx512<HINT>, kernel: K) {
+    fn with_features<const ONCE: bool, K: Kernel>(proof: Avx512<ONCE>, kernel: K) {
         kernel.run(proof);
     }
-    if let Some(proof) = Avx512::<HINT>::new() {
+    if let Some(proof) = Avx512::<ONCE>::new() {
         // SAFETY: `proof` says that the instructions are there.
         unsafe { with_features(proof, kernel) }
     }
@@ -101,7 +101,7 @@ fn floats<const R: usize>(sums: [[__m512i; 2]; R]) -> [[__m512; 2]; R] {
     floats
 }
 
-impl<const HINT: i32> Avx512<HINT> {
+impl<const ONCE: bool> Avx512<ONCE> {
     /// Adds the products of two strips' bytes, unrolled where the number of lines is known.
     #[inline(always)]
     fn add_bytes<const R: usize>(self, sums: &mut [[__m512i; 2]; R], lines: &[Line], x: &[[i32; R]]) {
@@ -112,7 +112,7 @@ impl<const HINT: i32> Avx512<HINT> {
     }
 }
 
-impl<const HINT: i32> Simd for Avx512<HINT> {
+impl<const ONCE: bool> Simd for Avx512<ONCE> {
     eight_lanes!();
 
     type W = __m512;

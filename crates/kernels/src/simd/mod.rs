@@ -137,8 +137,14 @@ pub(crate) trait Simd: Copy {
         let _ = at;
     }
 
-    /// As [`prefetch`](Self::prefetch), where the line will be used now and not again soon. How that is best said is the
+    /// As [`prefetch`](Self::prefetch), where the line is in memory and used only after some more. How that is best said is the
     /// processor's, so only kernels that say so ([`Kernel::ASKS`]) should do it.
+    #[inline(always)]
+    fn prefetch_early<T>(self, at: *const T) {
+        let _ = at;
+    }
+
+    /// As [`prefetch_early`](Self::prefetch_early), where the line is used once and not again soon.
     #[inline(always)]
     fn prefetch_weights<T>(self, at: *const T) {
         let _ = at;
@@ -202,7 +208,7 @@ pub(crate) trait Simd: Copy {
 /// Code written once for every instruction set. Mark `run` `#[inline(always)]`: it is compiled into [`run`]'s
 /// per-set wrapper, whose instructions it may then use.
 pub(crate) trait Kernel {
-    /// Whether it asks for weights, and is compiled for each way of doing so.
+    /// Whether it asks for what is in memory, and is compiled for each way of doing so.
     const ASKS: bool = false;
 
     fn run<S: Simd>(self, s: S);

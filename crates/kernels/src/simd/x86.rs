@@ -130,13 +130,26 @@ macro_rules! eight_lanes {
         }
 
         #[inline(always)]
+        fn prefetch_early<T>(self, at: *const T) {
+            if ONCE {
+                self.prefetch(at);
+            } else {
+                op!(_mm_prefetch::<_MM_HINT_T1>(at.cast()));
+            }
+        }
+
+        #[inline(always)]
         fn prefetch_weights<T>(self, at: *const T) {
-            op!(_mm_prefetch::<HINT>(at.cast()))
+            if ONCE {
+                op!(_mm_prefetch::<_MM_HINT_NTA>(at.cast()));
+            } else {
+                op!(_mm_prefetch::<_MM_HINT_T1>(at.cast()));
+            }
         }
 
         #[inline(always)]
         fn ahead(self, at: usize) -> usize {
-            if HINT == _MM_HINT_NTA {
+            if ONCE {
                 AHEAD
             } else {
                 AHEAD + spread(at)
