@@ -124,7 +124,7 @@ impl<'a> Group<'a> {
     pub(super) fn tiles(&self, span: usize) -> impl Iterator<Item = (&'a Block<'a>, Range<usize>)> {
         self.runs(span).flat_map(|(block, run)| {
             let starts = run.clone().step_by(TILE);
-            starts.map(move |start| (block, start..run.end.min(start + TILE)))
+            starts.map(move |start| (block, start..start + TILE.min(run.end - start)))
         })
     }
 
