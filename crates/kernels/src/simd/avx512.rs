@@ -5,10 +5,11 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::x86::{asks_once, eight_lanes, op, spread};
+use super::x86::{eight_lanes, op, spread};
 use super::{Kernel, Line, Simd, AHEAD, LANES, WIDE};
 
-/// Proof that the machine has the instructions. `ONCE` goes with every request for weights.
+/// Proof that the machine has the instructions. `ONCE`: weights are asked for as data that is used once
+/// ([`asks_once`](super::x86::asks_once)).
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512<const ONCE: bool = false>(());
 
@@ -27,8 +28,8 @@ impl<const ONCE: bool> Avx512<ONCE> {
 }
 
 /// Runs a kernel that was compiled for these instructions.
-pub(super) fn run<K: Kernel>(kernel: K) {
-    if K::ASKS && asks_once() {
+pub(super) fn run<K: Kernel>(kernel: K, once: bool) {
+    if K::ASKS && once {
         run_with::<true, K>(kernel);
     } else {
         run_with::<false, K>(kernel);

@@ -214,13 +214,17 @@ pub(crate) trait Kernel {
     fn run<S: Simd>(self, s: S);
 }
 
-/// The instruction sets that this build has.
+/// The instruction sets that this build has, and whether weights are asked for as data that is used `once`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Isa {
     #[cfg(target_arch = "x86_64")]
-    Avx512,
+    Avx512 {
+        once: bool,
+    },
     #[cfg(target_arch = "x86_64")]
-    Avx2,
+    Avx2 {
+        once: bool,
+    },
     #[cfg(target_arch = "aarch64")]
     Neon,
     Portable,
@@ -231,9 +235,9 @@ impl Isa {
     pub(crate) fn name(self) -> &'static str {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => "avx512",
+            Self::Avx512 { .. } => "avx512",
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => "avx2",
+            Self::Avx2 { .. } => "avx2",
             #[cfg(target_arch = "aarch64")]
             Self::Neon => "neon",
             Self::Portable => "portable",
@@ -244,9 +248,9 @@ impl Isa {
     pub(crate) fn rows(self) -> usize {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => <avx512::Avx512>::ROWS,
+            Self::Avx512 { .. } => <avx512::Avx512>::ROWS,
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => <avx2::Avx2>::ROWS,
+            Self::Avx2 { .. } => <avx2::Avx2>::ROWS,
             #[cfg(target_arch = "aarch64")]
             Self::Neon => neon::Neon::ROWS,
             Self::Portable => portable::Portable::ROWS,
@@ -257,9 +261,9 @@ impl Isa {
     pub(crate) fn byte_offset(self) -> i32 {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => <avx512::Avx512>::BYTE_OFFSET,
+            Self::Avx512 { .. } => <avx512::Avx512>::BYTE_OFFSET,
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => <avx2::Avx2>::BYTE_OFFSET,
+            Self::Avx2 { .. } => <avx2::Avx2>::BYTE_OFFSET,
             #[cfg(target_arch = "aarch64")]
             Self::Neon => neon::Neon::BYTE_OFFSET,
             Self::Portable => portable::Portable::BYTE_OFFSET,
@@ -283,8 +287,18 @@ pub(crate) fn available() -> &'static [Isa] {
         let mut sets = Vec::new();
         #[cfg(target_arch = "x86_64")]
         {
-            sets.extend(<avx512::Avx512>::new().map(|_| Isa::Avx512));
-            sets.extend(<avx2::Avx2>::new().map(|_| Isa::Avx2));
+            let once = x86::asks_once;
+            sets.extend(<avx512::Avx512>::new().map(|_| Isa::Avx512 { once: once() }));
+            sets.extend(<avx2::Avx2>::new().map(|_| Isa::Avx2 { once: once() }));
+            // Tests run what is compiled for other processors too.
+            #[cfg(test)]
+            for i in 0..sets.len() {
+                sets.push(match sets[i] {
+                    Isa::Avx512 { once } => Isa::Avx512 { once: !once },
+                    Isa::Avx2 { once } => Isa::Avx2 { once: !once },
+                    Isa::Portable => Isa::Portable,
+                });
+            }
         }
         #[cfg(target_arch = "aarch64")]
         sets.extend(neon::Neon::new().map(|_| Isa::Neon));
@@ -298,9 +312,9 @@ pub(crate) fn available() -> &'static [Isa] {
 pub(crate) fn run<K: Kernel>(isa: Isa, kernel: K) {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => avx512::run(kernel),
+        Isa::Avx512 { once } => avx512::run(kernel, once),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => avx2::run(kernel),
+        Isa::Avx2 { once } => avx2::run(kernel, once),
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => neon::run(kernel),
         Isa::Portable => kernel.run(portable::Portable),

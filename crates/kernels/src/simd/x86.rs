@@ -1,7 +1,6 @@
 //! What the x86-64 sets share: eight lanes of 256 bits, and the hint by which weights are asked for.
 
 use std::arch::x86_64::__cpuid;
-use std::sync::OnceLock;
 
 /// A call of intrinsics on the strength of `self`.
 macro_rules! op {
@@ -158,27 +157,26 @@ macro_rules! eight_lanes {
     };
 }
 
-/// How much further ahead weights are asked for where sixteen pages are read side by side: each sixteenth of a page, for whose
-/// number it takes four bits of the address, asks for its like that many pages on. One page after the other gave a tenth less of memory's speed.
+/// How much further ahead than [`AHEAD`](super::AHEAD) weights are asked for, so that sixteen pages are read side by side: a sixteenth
+/// of a page asks for the same sixteenth as many pages on as there are before it. One page after the other gave a tenth less of memory's
+/// speed.
 #[inline(always)]
 pub(super) fn spread(at: usize) -> usize {
     const PAGE: usize = 4096;
     at % PAGE / (PAGE / 16) * PAGE
 }
 
-/// Whether weights are best asked for as data that is used once.
+/// Whether weights are best asked for as data that is used once, page after page, and keys and values for the first-level cache.
 ///
-/// AMD's processors then leave the larger caches alone, and were 4 % faster for it. Intel's keep such lines in a small part of the
-/// first-level cache only, and give them up before they are used: memory was read at a third of its speed.
+/// AMD's processors then leave the larger caches alone, and read up to 4 % faster. Intel's keep data that is used once in a small part of
+/// the first-level cache only, and give it up before it is used: memory was read at a third of its speed. There all is asked for into
+/// the second-level cache, which waits for more lines at once than the first.
 pub(super) fn asks_once() -> bool {
-    static ONCE: OnceLock<bool> = OnceLock::new();
-    *ONCE.get_or_init(|| {
-        #[allow(unused_unsafe, reason = "older compilers have it as unsafe")]
-        // SAFETY: every x86-64 processor has the instruction.
-        let maker = unsafe { __cpuid(0) };
-        let name = [maker.ebx, maker.edx, maker.ecx].map(u32::to_le_bytes);
-        matches!(name.as_flattened(), b"AuthenticAMD" | b"HygonGenuine")
-    })
+    #[allow(unused_unsafe, reason = "older compilers have it as unsafe")]
+    // SAFETY: every x86-64 processor has the instruction.
+    let maker = unsafe { __cpuid(0) };
+    let name = [maker.ebx, maker.edx, maker.ecx].map(u32::to_le_bytes);
+    matches!(name.as_flattened(), b"AuthenticAMD" | b"HygonGenuine")
 }
 
 pub(super) use {eight_lanes, op};
