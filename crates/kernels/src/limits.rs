@@ -170,23 +170,11 @@ impl Kernel for Read<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        match self.way {
-            Way {
-                apart: false,
-                asks: false,
-            } => self.read::<S, 1, false>(s),
-            Way {
-                apart: false,
-                asks: true,
-            } => self.read::<S, 1, true>(s),
-            Way {
-                apart: true,
-                asks: false,
-            } => self.read::<S, 4, false>(s),
-            Way {
-                apart: true,
-                asks: true,
-            } => self.read::<S, 4, true>(s),
+        match (self.way.apart, self.way.asks) {
+            (false, false) => self.read::<S, 1, false>(s),
+            (false, true) => self.read::<S, 1, true>(s),
+            (true, false) => self.read::<S, 4, false>(s),
+            (true, true) => self.read::<S, 4, true>(s),
         }
     }
 }

@@ -116,7 +116,17 @@ struct Place<'a> {
     head: usize,
 }
 
-impl Place<'_> {
+impl<'a> Place<'a> {
+    /// Those of a head that a walk reads in a tile.
+    #[inline(always)]
+    fn of<W: Walk>((block, positions): (&Block<'a>, &Range<usize>), head: usize) -> Self {
+        Self {
+            elements: W::elements(block),
+            row: positions.start - block.positions.start,
+            head,
+        }
+    }
+
     /// Where they lie, as an address only.
     #[inline(always)]
     fn address(&self, shape: &AttentionShape) -> *const u8 {
@@ -132,11 +142,8 @@ impl Place<'_> {
 /// Where a walk over a span begins, for a head.
 #[inline(always)]
 fn beginning<'a, W: Walk>(group: &Group<'a>, span: usize, head: usize) -> Option<Place<'a>> {
-    group.tiles(span).next().map(|(block, positions)| Place {
-        elements: W::elements(block),
-        row: positions.start - block.positions.start,
-        head,
-    })
+    let first = group.tiles(span).next();
+    first.map(|(block, positions)| Place::of::<W>((block, &positions), head))
 }
 
 /// Queries times keys.
@@ -243,11 +250,7 @@ impl<'a> Partial<'a> {
         let mut tiles = group.tiles(span).peekable();
         while let Some((block, positions)) = tiles.next() {
             let next = match tiles.peek() {
-                Some((block, positions)) => Some(Place {
-                    elements: W::elements(block),
-                    row: positions.start - block.positions.start,
-                    head: group.head,
-                }),
+                Some((block, positions)) => Some(Place::of::<W>((*block, positions), group.head)),
                 None => W::after(group, span),
             };
             let next = next.map(|next| next.address(group.shape));

@@ -157,9 +157,8 @@ macro_rules! eight_lanes {
     };
 }
 
-/// How much further ahead than [`AHEAD`](super::AHEAD) weights are asked for, so that sixteen pages are read side by side: a sixteenth
-/// of a page asks for the same sixteenth as many pages on as there are before it. One page after the other gave a tenth less of memory's
-/// speed.
+/// How much further ahead than [`AHEAD`](super::AHEAD) weights are asked for, so that sixteen pages are read side by side: sixteenth `i` of a
+/// page asks for its like `i` pages further on. One page after the other gave a tenth less of memory's speed.
 #[inline(always)]
 pub(super) fn spread(at: usize) -> usize {
     const PAGE: usize = 4096;
