@@ -5,8 +5,8 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::x86::{eight_lanes, op, spread};
-use super::{Kernel, Line, Simd, AHEAD, LANES, WIDE};
+use super::x86::{ahead, eight_lanes, op};
+use super::{Kernel, Line, Simd, LANES, WIDE};
 
 /// Proof that the machine has the instructions. `ONCE`: weights are asked for as data that is used once
 /// ([`asks_once`](super::x86::asks_once)).
@@ -28,15 +28,7 @@ impl<const ONCE: bool> Avx512<ONCE> {
 }
 
 /// Runs a kernel that was compiled for these instructions.
-pub(super) fn run<K: Kernel>(kernel: K, once: bool) {
-    if K::ASKS && once {
-        run_with::<true, K>(kernel);
-    } else {
-        run_with::<false, K>(kernel);
-    }
-}
-
-fn run_with<const ONCE: bool, K: Kernel>(kernel: K) {
+pub(super) fn run<const ONCE: bool, K: Kernel>(kernel: K) {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
     fn with_features<const ONCE: bool, K: Kernel>(proof: Avx512<ONCE>, kernel: K) {
         kernel.run(proof);

@@ -312,9 +312,13 @@ pub(crate) fn available() -> &'static [Isa] {
 pub(crate) fn run<K: Kernel>(isa: Isa, kernel: K) {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 { once } => avx512::run(kernel, once),
+        Isa::Avx512 { once: true } if K::ASKS => avx512::run::<true, K>(kernel),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 { once } => avx2::run(kernel, once),
+        Isa::Avx512 { .. } => avx512::run::<false, K>(kernel),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 { once: true } if K::ASKS => avx2::run::<true, K>(kernel),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 { .. } => avx2::run::<false, K>(kernel),
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => neon::run(kernel),
         Isa::Portable => kernel.run(portable::Portable),

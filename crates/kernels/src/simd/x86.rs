@@ -2,6 +2,8 @@
 
 use std::arch::x86_64::__cpuid;
 
+use super::AHEAD;
+
 /// A call of intrinsics on the strength of `self`.
 macro_rules! op {
     ($e:expr) => {
@@ -148,21 +150,18 @@ macro_rules! eight_lanes {
 
         #[inline(always)]
         fn ahead(self, at: usize) -> usize {
-            if ONCE {
-                AHEAD
-            } else {
-                AHEAD + spread(at)
-            }
+            ahead::<ONCE>(at)
         }
     };
 }
 
-/// How much further ahead than [`AHEAD`](super::AHEAD) weights are asked for, so that sixteen pages are read side by side: sixteenth `i` of a
+/// [`Simd::ahead`](super::Simd::ahead). What is not used once is asked for so that sixteen pages are read side by side: sixteenth `i` of a
 /// page asks for its like `i` pages further on. One page after the other gave a tenth less of memory's speed.
 #[inline(always)]
-pub(super) fn spread(at: usize) -> usize {
+pub(super) fn ahead<const ONCE: bool>(at: usize) -> usize {
     const PAGE: usize = 4096;
-    at % PAGE / (PAGE / 16) * PAGE
+    let pages = if ONCE { 0 } else { at % PAGE / (PAGE / 16) };
+    AHEAD + pages * PAGE
 }
 
 /// Whether weights are best asked for as data that is used once, page after page, and keys and values for the first-level cache.
